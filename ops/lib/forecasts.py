@@ -41,7 +41,7 @@ Kind = tuple[str, str]  # category ("image" or "text"), split
 
 @frozen
 class Counts:
-    """Something counted by kind, in the trial and in the full run."""
+    """The number of samples or the like by kind, in the trial run and in the full run."""
 
     trial: Mapping[Kind, float]
     full: Mapping[Kind, float]
@@ -64,8 +64,9 @@ class Counts:
 
 @frozen(kw_only=True)
 class TargetStated:
-    """A target's config.json, its image processor's settings, and its ids as in target.json, where they are known.
-    folder: the artifact's, once it exists.
+    """The facts that a target states: its config.json, image processor settings, and token ids, as far as known.
+
+    folder: the artifact's folder, once it exists.
     """
 
     config: Mapping[str, Any]
@@ -78,7 +79,7 @@ class TargetStated:
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> TargetStated:
-        """Read what a committed target states, from its target.json and its checkpoint's config.json.
+        """Read the facts of a committed target from its target.json and its checkpoint's config.json.
 
         identity: the digest of the artifact in `folder`. Raises DataError for files that cannot be read.
         """
@@ -111,8 +112,9 @@ class TargetStated:
 
 @frozen(kw_only=True)
 class TargetForecast(TargetStated):
-    """A target with its sizes, for estimates; no run function reaches them, so that they are in no key. is_tried: a
-    trial trained it, for a few steps only.
+    """A target with its sizes, for estimates. No run function imports this, so that it is in no cache key.
+
+    is_tried: the target comes from a trial run, trained for a few steps only.
     """
 
     sizes: TargetSizes
@@ -120,9 +122,8 @@ class TargetForecast(TargetStated):
 
     @classmethod
     def of(cls, config: Mapping[str, Any], **known: Any) -> TargetForecast:
-        """Forecast of a target with the sizes of its config. known: the other fields.
-
-        Raises DataError for a config that lacks a size.
+        """A forecast of a target, with sizes from its config. known: the other fields. Raises DataError if a size is
+        missing.
         """
         return cls(config=config, sizes=TargetSizes.of(config), **known)
 
@@ -135,11 +136,12 @@ class TargetForecast(TargetStated):
 
 @frozen(kw_only=True)
 class Answered:
-    """How a target was asked for the answers of samples. has_target: it was a node's, None where that is not known;
-    target: its identity; chat_template: the SHA-256 of the one that was given, templates: those of a processor's
-    directory, None where they are not known; processor: of `pinned_model`.
-    An artifact only has enable_thinking, so that a server's answers and those
-    of a node's target may be one artifact.
+    """The settings with which a target answered samples.
+
+    has_target: whether the target was a node's, None if unknown. target: its identity. chat_template: SHA-256 of the
+    one given by the user. templates: SHA-256 of those in the processor's directory, None if unknown. processor: from
+    `pinned_model`. An artifact only records enable_thinking, so that a server's answers and those of a node's target
+    can be the same artifact.
     """
 
     enable_thinking: bool | None
@@ -235,9 +237,10 @@ class TokensForecast:
 
 @frozen(kw_only=True)
 class FeaturesForecast:
-    """Stored features: of how many layers, of what dtype, and of which tokens. counted: as of TokensForecast.
-    target_layer_ids: None if they are not known; the same holds for all that follows. target, of_tokens: identities.
-    info: features.json, once they exist.
+    """A forecast of stored features: number of layers, dtype, and tokens. counted: as in TokensForecast.
+
+    target_layer_ids and all later fields: None if unknown. target, of_tokens: identities. info: content of
+    features.json, once it exists.
     """
 
     num_layers: int
@@ -273,8 +276,9 @@ class FeaturesForecast:
 
 @frozen(kw_only=True)
 class StepsForecast:
-    """A plan of batches. steps, and tokens of a step of the full run: after a trial. of_tokens: the identity of the
-    tokens that it deals, or whose features. pad_multiple: None where it is not known.
+    """A forecast of a plan of batches. steps, tokens_per_step: of the full run, known after a trial.
+
+    of_tokens: the identity of the tokens that are batched, directly or as features. pad_multiple: None if unknown.
     """
 
     steps: Amount | None = None
@@ -285,9 +289,10 @@ class StepsForecast:
 
 @frozen(kw_only=True)
 class DraftForecast:
-    """The shape of a draft. dtype: of its weights in the store. knows_layers: whether the ids of shape.target_layer_ids
-    are right, and not only their number. mask_token_id: that of shape, where it is right. target: the identity of the
-    one that it was trained or imported for.
+    """A forecast of a draft. dtype: of the stored weights.
+
+    knows_layers: whether shape.target_layer_ids are right, not just their number. mask_token_id: the shape's, if it is
+    right. target: the identity of the target that it was trained or imported for.
     """
 
     shape: DraftConfig
@@ -318,8 +323,10 @@ class DraftForecast:
 
 @frozen(kw_only=True)
 class ReportForecast:
-    """An evaluation: of how many prompts of a category (None: all), how many new tokens each, in which dtype. inputs:
-    the identities of what it reads, by edge; settings: other fields that decide about it, as far as they are known.
+    """A forecast of an evaluation: the number of prompts per category (None: all), new tokens for each, and the dtype.
+
+    inputs: the identities of the artifacts that it reads, by edge. settings: other fields that influence it, as far as
+    known.
     """
 
     max_prompts: int | None
@@ -359,7 +366,9 @@ def tokens_misfit(tokens: TokensForecast | None, target: TargetStated | None) ->
 
 
 def pixels_misfit(target: TargetStated | None, min_pixels: int | None, max_pixels: int | None) -> dict[str, str]:
-    """Why a limit of a node excludes those of its target's image processor, by field."""
+    """The conflict between a node's pixel limits and its target's image processor, by field; empty without
+    a conflict.
+    """
     try:
         place = "of the target"
         chosen_limits(place, place, {} if target is None else target.image_settings, min_pixels, max_pixels)
@@ -376,7 +385,7 @@ def are_different(one: str | None, other: str | None) -> bool:
 
 
 def of_another_target(draft: DraftForecast, target: TargetStated | None) -> str:
-    """What is wrong with a draft for a target that it was not trained for; empty where it was, or that is not known."""
+    """A text if a draft was trained for another target; empty if it fits or that is unknown."""
     own = identity_of(target)
     if target is None or own is None or draft.target is None or not are_different(draft.target, own):
         return ""
@@ -431,7 +440,7 @@ def refuse_conflicts(found: Mapping[str, str], inputs: Artifact | None = None) -
 
 
 def first_counted(*forecast: TokensForecast | FeaturesForecast | None) -> TokensCounted | None:
-    """The samples and tokens of the first of these that has them counted."""
+    """The counted samples and tokens of the first forecast that has them; None if none has."""
     return next((one.counted for one in forecast if one is not None and one.counted is not None), None)
 
 
@@ -449,7 +458,7 @@ def amount(count: int | None) -> tuple[int, str]:
 
 
 def kept_samples(artifact: Path, source: Counts) -> Counts:
-    """The samples in an artifact. The full run is assumed to keep the same share of each kind as the trial."""
+    """The samples kept in an artifact, and an estimate for the full run, with the same kept share of each kind."""
     kept: Counter[Kind] = Counter((row["category"], row["split"]) for row in read_jsonl(artifact / "samples.jsonl"))
     return Counts(kept, {kind: count * _share(kind, kept, source.trial) for kind, count in source.full.items()})
 

@@ -20,7 +20,7 @@ def missing_sglang(field: str, what: str) -> dict[str, str]:
 
 
 def missing_torchvision(image_backend: str) -> dict[str, str]:
-    """torchvision, if it resizes images."""
+    """A hint to install torchvision, by field, if it is to resize images and is missing; else empty."""
     if image_backend != "torchvision" or importlib.util.find_spec("torchvision") is not None:
         return {}
     return {

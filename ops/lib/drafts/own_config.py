@@ -53,8 +53,9 @@ def try_config(name: str) -> None:
 
 
 def draft_config(algorithm: Algorithm, block_size: int, layers: int) -> DraftConfig:
-    """A draft whose hidden size and vocabulary are usual, and its layers narrow. Raises ConfigError for sizes of the
-    algorithm that do not fit.
+    """A draft config for trying an algorithm: usual hidden size and vocabulary, but narrow layers.
+
+    Raises ConfigError for sizes of the algorithm that do not fit.
     """
     return DraftConfig(
         hidden_size=2048,
@@ -74,7 +75,7 @@ def draft_config(algorithm: Algorithm, block_size: int, layers: int) -> DraftCon
 
 
 def expect(is_so: bool, what: str) -> None:
-    """Raises ConfigError with what is wrong where it is not so."""
+    """Raise ConfigError with the message `what` if the condition is false."""
     if not is_so:
         raise ConfigError(what)
 

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class Training:
-    """What decides which functions a training calls with what. fields: of the algorithm's config; own: of its table,
-    None where it has none; loss: the kind.
+    """The training that decides which functions of an algorithm are called, and how.
+
+    fields: of the algorithm's config. own: of its own table, None without one. loss: the kind.
     """
 
     fields: dict[str, Any] = field(factory=dict)
@@ -126,7 +127,10 @@ def _try_around(algorithm: Algorithm, name: str, module: Around, x_NKM: Tensor) 
 
 
 def _reaches_farther(module: Around, x_NKM: Tensor) -> bool:
-    """Whether its slots are not those of a shorter block whose last one stands for all others, as `reach` promises."""
+    """Whether a module reads slots farther away than its `reach` promises.
+
+    Slots beyond its reach should equal those of a shorter block whose last slot is repeated.
+    """
     import torch
 
     from ops.lib.drafts.backbone.model import repeat_last
@@ -143,8 +147,8 @@ def _reaches_farther(module: Around, x_NKM: Tensor) -> bool:
 
 
 def _try(call: Callable[[], Any], check: Callable[[Any], None]) -> Any:
-    """What a call returns, once it is checked. Where there is a GPU, code may be meant for that alone: what it raises
-    on the CPU is no mistake then, and None is returned.
+    """The checked result of a call. If a GPU exists, code may be meant for it alone: an error on the CPU then gives
+    None.
     """
     import torch
 

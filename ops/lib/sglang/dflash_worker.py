@@ -58,7 +58,8 @@ class NoRoom(DataError):
 class SeenContext:
     """The context that a worker passed to its draft for one prompt and the accepted tokens of its answer.
 
-    features_SF: of the target; positions_S: theirs; answer: as decoded. The last token of an answer is not included.
+    features_SF: the target's features. positions_S: their positions. answer: as decoded. An answer's last token is not
+    included.
     """
 
     features_SF: Tensor
@@ -91,13 +92,14 @@ class DflashEngine:
         max_requests: int = MAX_REQUESTS,
         server_args: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Load the target of a checkpoint directory and the draft of a serving directory, and allocate their pools.
+        """Load the target of a checkpoint directory and the draft of a serving directory, and allocate their memory
+        pools.
 
-        dtype: "float32", "bfloat16" or "float16", of both. pool_tokens: tokens of all requests of a batch together, see
-        `tokens_of`. context_length: default: the target's own, as in a server. server_args: further
-        arguments of SGLang's ServerArgs. Raises DflashRefused if SGLang does not serve the draft's algorithm on this
-        device, DraftRefused if it rejects the draft or the target, NoRoom if memory is short, and DataError if SGLang
-        is missing or an unsupported version, or this process holds an open runtime.
+        dtype: of both, "float32", "bfloat16" or "float16". pool_tokens: tokens of all requests of a batch together, see
+        `tokens_of`. context_length: default: the target's own. server_args: further arguments of SGLang's ServerArgs.
+        Raises DflashRefused if SGLang does not serve the draft's algorithm on this device, DraftRefused if it rejects
+        draft or target, NoRoom if memory is short, and DataError if SGLang is missing or unsupported, or this process
+        holds an open runtime.
         """
         require_sglang("serving a draft")
         kind = WORKERS[algorithm_of(read_config(draft_dir)).engine]
@@ -164,11 +166,11 @@ class DflashEngine:
     def decode(
         self, samples: Sequence[TokenSample], max_new_tokens: int, eos_token_ids: Collection[int]
     ) -> list[Decoded]:
-        """Greedy answers to the samples' prompts, with the draft; in batches that fit the pool.
+        """Greedy answers to the samples' prompts, made with the draft, in batches that fit the pool.
 
-        Counted as by `ops.lib.drafts.decoding.decode.decode_speculative`: at most `max_new_tokens` after the first
-        token, EOS included, and the accepted draft tokens of every verification step, those after EOS included. Raises
-        DataError for a prompt that does not fit the pool or the context.
+        An answer counts as in `ops.lib.drafts.decoding.decode.decode_speculative`: at most `max_new_tokens` after the
+        first token, including EOS. The accepted tokens of each step include those after EOS. Raises DataError for a
+        prompt that does not fit the pool or the context.
         """
         answers: list[Decoded] = []
         mm_schedule.embedding_cache.clear()
@@ -268,9 +270,9 @@ def _arguments(kind: type[DraftWorker], target_dir: Path, draft_dir: Path, **fur
 
 
 def _allocate(target: TpModelWorker, worker: Any) -> None:
-    """The pools, which the draft shares with the target slot by slot, then attention and graphs of both.
+    """Allocate the memory pools, which draft and target share slot by slot, then attention and graphs of both.
 
-    Initialising the attention also sets the layers that the target keeps.
+    Initialising the attention also sets the layers whose states the target keeps.
     """
     adapter().patch_setter(target.model_runner.model)
     target.alloc_memory_pool()

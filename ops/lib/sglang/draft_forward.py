@@ -28,9 +28,9 @@ LONG_CONTEXT = 40
 
 @frozen
 class ForwardDifference:
-    """The difference for one context and block.
+    """The difference between SGLang's and dflow's forward pass of a draft, for one context and block.
 
-    difference: largest of a hidden state, relative to the largest state. rounding: that of dflow's own forward pass
+    difference: the largest of any hidden state, relative to the largest state. rounding: the same for dflow's own pass
     in the engine's dtype against float32, 0 in float32.
     """
 
@@ -42,9 +42,9 @@ class ForwardDifference:
 def compare_forward(
     engine: DflashEngine, draft: DraftModel, lengths: Sequence[int], seed: int = 0
 ) -> list[ForwardDifference]:
-    """Compares the hidden states of one block that predict, after contexts of these lengths, with random features.
+    """Compare the hidden states of a block's predicting slots between SGLang and dflow, with random features.
 
-    draft: dflow's, in float32 and on the CPU, with the weights of the directory that the engine serves.
+    draft: dflow's, in float32 on the CPU, with the weights that the engine serves. lengths: the contexts' lengths.
     """
     generator = torch.Generator().manual_seed(seed)
     width = len(draft.config.target_layer_ids) * draft.config.hidden_size

@@ -17,7 +17,7 @@ from torch import Tensor
 
 @frozen(eq=False)
 class DraftWorker(ABC):
-    """Interface to one of SGLang's workers for drafts. own: SGLang's worker."""
+    """An interface to one of SGLang's workers for drafts. own: SGLang's worker object."""
 
     algorithm: ClassVar[SpeculativeAlgorithm]
     own: Any
@@ -47,9 +47,9 @@ class DraftWorker(ABC):
 
     @contextmanager
     def recorded(self, record: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
-        """Passes features [S, F] and positions [S] on, in the order in which the draft receives them for one request.
+        """Open a context that passes on the features [S, F] and positions [S] which the draft receives for one request.
 
-        Those of accepted tokens only.
+        Only those of accepted tokens are passed on, in the order in which they arrive.
         """
         place, name = self._writer
         write, model = getattr(place, name), self.own.draft_model

@@ -56,7 +56,7 @@ def on_this_host() -> Iterator[None]:
 
 @contextmanager
 def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Variables of this process as they are inside; None for one that is not set."""
+    """Open a context with changed environment variables of this process. changes: name -> value, None to unset it."""
     before = {name: os.environ.get(name) for name in changes}
     try:
         _set(changes)
@@ -81,7 +81,7 @@ def _name(store: dist.Store, rank: int) -> str:
 
 
 def _hand_over(url: str, **_options: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """torch's handler for a URL of this scheme, with the rank and the number of ranks in its query."""
+    """The handler that torch calls for a URL of this scheme: yields the store, the rank, and the number of ranks."""
     query = dict(parse_qsl(urlsplit(url).query))
     yield _handed_over.get(), int(query["rank"]), int(query["world_size"])
 

@@ -39,12 +39,11 @@ from ops.lib.vision.processor import ImageBackend
 
 @frozen(eq=False)
 class ServedPrompt:
-    """A prompt as SGLang's scheduler would receive it.
+    """A prompt in the form in which SGLang's scheduler receives it.
 
     input_ids int64 [S], image tokens expanded; pixel_values float32 [R, P]; image_grid_thw int64 [I, 3];
-    mrope_positions int64 [3, S] and mrope_position_delta int64 [1, 1]. Without an image R = I = 0 and the last two are
-    None.
-    output: SGLang's own object, None without an image.
+    mrope_positions int64 [3, S] and mrope_position_delta int64 [1, 1]. Without an image R = I = 0, and the last two are
+    None. output: SGLang's own object, None without an image.
     """
 
     input_ids: Tensor
@@ -113,7 +112,7 @@ class ServedPrompts:
     def prompt(
         self, messages: Sequence[Mapping[str, Any]], images: Sequence[bytes], template_options: Mapping[str, Any] = {}
     ) -> ServedPrompt:
-        """Chat messages whose last turn is to be answered; the i-th image part, over all turns, shows images[i].
+        """The prompt made from chat messages; the i-th image part, over all turns, shows images[i].
 
         template_options: such as enable_thinking. Raises ValueError for images that SGLang rejects.
         """

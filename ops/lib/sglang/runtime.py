@@ -40,7 +40,7 @@ from ops.lib.sglang.version import require_sglang
 
 @define(eq=False)
 class SglangRuntime:
-    """One model of SGLang's in this process, ready for prefills; a context manager, because only one can be open."""
+    """A model loaded by SGLang in this process, ready for prefills; a context manager, as only one can be open."""
 
     server_args: ServerArgs
     model_config: ModelConfig
@@ -65,12 +65,12 @@ class SglangRuntime:
         tp_size: int = 1,
         store: dist.Store | None = None,
     ) -> Self:
-        """Loads the model of a checkpoint directory and allocates its pools.
+        """Load the model of a checkpoint directory, and allocate its memory pools.
 
         dtype: "float32", "bfloat16" or "float16". pool_tokens: tokens that one pass can hold. context_length: the
         longest sample. server_args: further arguments of SGLang's ServerArgs. With tp_size > 1 every rank of the group
-        calls this with one store, see `enter`. Raises DataError if SGLang is missing or an unsupported version, or
-        if this process has an open runtime or a process group.
+        calls this with one store, see `enter`. Raises DataError if SGLang is missing or unsupported, or if this process
+        has an open runtime or a process group.
         """
         require_sglang("the sglang backend")
         arguments = make_server_args(
@@ -130,7 +130,9 @@ class SglangRuntime:
         return int(self.model_config.num_hidden_layers)
 
     def capture(self, samples: Sequence[TokenSample], layer_ids: Sequence[int]) -> list[Tensor]:
-        """The input of layer k+1 for each k of `layer_ids`, side by side: [S, F] of each sample; see `states`."""
+        """The features [S, F] of each sample: the inputs of layers k+1 for each k of `layer_ids`, concatenated. See
+        `states`.
+        """
         return [features_SF for features_SF, _final_SM in self.states(samples, layer_ids)]
 
     def states(
@@ -177,10 +179,10 @@ class SglangRuntime:
 
     @torch.inference_mode()
     def token_log_probs(self, sample: TokenSample) -> Tensor:
-        """Log-probability of input_ids[1:], each given the tokens before it, float32 [S - 1] on the CPU.
+        """The log-probability of each token of input_ids[1:], given the tokens before it, float32 [S - 1] on the CPU.
 
-        As a server returns them for a prompt. For the token of an image the value has no meaning: SGLang looks up
-        the padding value in its place. Raises DataError for a sample too long for the runtime.
+        A server returns the same for a prompt. Values of image tokens are meaningless: SGLang looks up padding values
+        in their place. Raises DataError for a sample too long for the runtime.
         """
         self.check_length(sample.id, len(sample.input_ids))
         request = make_request(sample, sample.input_ids, self.vision)
@@ -219,7 +221,7 @@ class SglangRuntime:
 
     @torch.inference_mode()
     def _prefill(self, requests: list[Req], layer_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Kept states [T, F] and final states [T, M] of one pass over the requests."""
+        """The kept states [T, F] and final states [T, M] of a single forward pass over the requests."""
         with (
             self.prepared(requests, CaptureHiddenMode.FULL) as (_batch, forward_batch),
             self._watched_head() as head,
@@ -236,9 +238,9 @@ class SglangRuntime:
 
     @contextmanager
     def _watched_head(self) -> Iterator[dict[str, Any]]:
-        """Records the head's inputs in the pass inside: states after the final norm, and kept states.
+        """Open a context that records the head's inputs in a forward pass: final-norm states, and kept states.
 
-        Without kept states SGLang would return the final ones in their place, whose width is that of one layer.
+        Without kept states SGLang would silently return the final ones, which have the width of one layer.
         """
         head = self.model.logits_processor
         signature = inspect.signature(head.forward)

@@ -37,12 +37,11 @@ IMAGE_BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens
 
 @frozen(kw_only=True)
 class Served:
-    """Settings for serving a target: model_type as in its config.json, image_backend as in tokens.json.
+    """The settings for serving a target. model_type: as in its config.json. image_backend: as in tokens.json.
 
-    pixels: min_pixels and max_pixels of the training's images, both of them, if those of the target differ.
-    dtype: of the weights and the cache, explicit since SGLang's default turns a float32 checkpoint into float16.
-    server_args: SGLang's arguments in the capture of the training, as in features.json.
-    versions: of SGLang, any of which may serve.
+    pixels: min_pixels and max_pixels of the training's images, both, if they differ from the target's. dtype: of
+    weights and cache; SGLang's default would turn a float32 checkpoint into float16. server_args: SGLang's arguments in
+    the training's capture, from features.json. versions: those of SGLang that may serve.
     """
 
     model_type: str
@@ -61,7 +60,7 @@ class Served:
 
     @property
     def unfit_versions(self) -> tuple[str, ...]:
-        """The versions whose own launcher would fail for this target with a draft, so that dflow's is needed."""
+        """The versions of SGLang whose launcher fails for this target with a draft, so that dflow's must be used."""
         return tuple(version for version in self.versions if self.model_type in PATCHED_TYPES.get(version, ()))
 
     @property
@@ -127,10 +126,10 @@ def launch_command(
     address: Address = Address(),
     extra: Sequence[str] = (),
 ) -> list[str]:
-    """The command, as a list of arguments that begins with "python"; without a draft only the target is served.
+    """The command that starts SGLang, as a list that begins with "python"; without a draft it serves only the target.
 
     target: the checkpoint directory (model/ of a TargetModel) or a model id. extra: further arguments for SGLang, which
-    override those before them.
+    override earlier ones.
     """
     launcher = PATCHED_LAUNCHER if served.unfit_versions and draft is not None else LAUNCHER
     command = ["python", "-m", launcher, "--model-path", target, "--dtype", served.dtype]

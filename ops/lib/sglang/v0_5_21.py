@@ -29,7 +29,7 @@ class NoPrefixes(SimpleNamespace):
         return True
 
     def evict(self, _params: Any) -> None:
-        """Does nothing: there is nothing to evict."""
+        """Do nothing: there is nothing to evict."""
 
 
 def tensor_transport() -> Any:
@@ -46,7 +46,7 @@ def extend_to_end(request: Req) -> None:
 
 
 def bind_slots(_forward_batch: ForwardBatch, _runner: ModelRunner) -> None:
-    """Does nothing, as nothing is missing: attention takes the slots of the batch as they are."""
+    """Do nothing: in this version attention uses the batch's slots as they are."""
 
 
 def patch_setter(model: Any) -> bool:

@@ -30,8 +30,8 @@ AGAIN = "copy or download it again"
 
 
 def loading_mistakes(checkpoint: str, trust_remote_code: bool) -> list[str]:
-    """Why a checkpoint cannot be loaded, a sentence each with the remedy; of a path that does not exist, which may be
-    a model id, nothing.
+    """Sentences on why a checkpoint cannot be loaded, with remedies; empty for a missing path, which may be
+    a model id.
     """
     path = Path(checkpoint)
     return list(_loading_mistakes(path, trust_remote_code, _state(path))) if path.exists() else []
@@ -53,7 +53,7 @@ def _state(path: Path) -> State:
 
 
 def draft_folder_mistakes(path: Path) -> list[str]:
-    """Why a directory's files cannot be those of a draft, whose code is never run and which has no processor."""
+    """Sentences on why a directory does not hold a draft's files. A draft has no code and no processor."""
     return _files_mistakes(path, "draft", _json_mistakes)
 
 
@@ -124,7 +124,7 @@ def _processor_mistakes(directory: Path, _state: State) -> list[str]:
 
 
 def pixel_mistakes(processor: str | None, min_pixels: int | None, max_pixels: int | None) -> dict[str, str]:
-    """Why a limit of a node excludes those in the readable files of its processor; nothing of a model id."""
+    """The conflict between a node's pixel limits and its processor's files, by field; empty for a model id."""
     if processor is None or not Path(processor).is_dir():
         return {}
     mistakes = _raised(chosen_limits, processor, *image_settings(Path(processor)), min_pixels, max_pixels)

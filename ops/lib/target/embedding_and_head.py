@@ -24,9 +24,9 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 def frozen_ends(
     target: TargetModel, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Embedding and lm_head weight, [V, M] each; nothing else is read from the checkpoint's files.
+    """The weights of embedding and lm_head, [V, M] each; nothing else of the checkpoint is read.
 
-    They go from the file's pages to the device and are cast there: a rank allocates no host memory for them.
+    They are copied from the file's pages to the device and cast there, without host memory of the rank.
     """
     info: Mapping[str, Any] = read_json(target.path / "target.json")
     files = tensor_files(target.path / "model")

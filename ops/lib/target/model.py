@@ -50,10 +50,10 @@ class Target:
     def from_directory(
         cls, directory: Path, info: Mapping[str, Any], device: str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Target:
-        """Loads a checkpoint directory; its own code runs only as `trusts_own_code` says.
+        """Load the target of a checkpoint directory. The checkpoint's own code runs only as `trusts_own_code` allows.
 
-        Weights are loaded in the dtype of the files, so transformers keeps them in the files' pages; all processes of a
-        machine share those. Each is then moved to the device, and cast there.
+        Weights are loaded in the files' dtype, so that they stay in the files' pages, which all processes of a machine
+        share. Each is then moved to the device, and cast there.
         """
         family = family_of(read_config(directory))
         check_weights(directory)
@@ -130,9 +130,9 @@ class Target:
         return self.model.model(**self.model_arguments(inputs), use_cache=False).last_hidden_state
 
     def model_arguments(self, inputs: ModelInputs) -> dict[str, Any]:
-        """Arguments of the model's forward for a batch that starts at position 0; the model derives the positions.
+        """The arguments of the model's forward for a batch that starts at position 0; the model derives the positions.
 
-        Its cached positions of an earlier prompt are dropped first, because they would shift every later token.
+        Positions cached for an earlier prompt are dropped first, as they would shift every later token.
         """
         self.forget_positions()
         return self.family.arguments(inputs)
@@ -173,7 +173,7 @@ class LayerInputs:
         return record
 
     def features(self) -> Tensor:
-        """[B, S, L * M] of the last forward pass, layers side by side in the order of the ids."""
+        """The captured features of the last forward pass, [B, S, L * M], layers in the order of the ids."""
         return torch.cat([self.by_layer[k] for k in self.layer_ids], dim=-1)
 
 
@@ -189,7 +189,7 @@ def _loaded(directory: Path, load: Callable[..., Any], **options: Any) -> Any:
 
 
 def place_weights(model: nn.Module, device: str, dtype: torch.dtype) -> None:
-    """Moves a model to the device, and casts its checkpoint tensors, one at a time.
+    """Move a model to the device, and cast its checkpoint tensors, one at a time.
 
     Tensors that the model computes, such as rotary frequencies, keep their dtype.
     """
@@ -308,7 +308,9 @@ def write_target_json(out_dir: Path, info: Mapping[str, Any], metrics: Mapping[s
 
 
 def complete_config(directory: Path) -> None:
-    """Adds to config.json what serving engines read and transformers omits; a complete file stays as it is."""
+    """Add the fields to config.json that serving engines read and transformers omits; a complete file stays
+    unchanged.
+    """
     config = read_json(directory / "config.json")
     complete = family_of(config).for_serving()
     if complete != config:

@@ -28,8 +28,10 @@ Config = Mapping[str, Any]
 
 @frozen(kw_only=True)
 class TargetSizes:
-    """Parameters of a target's parts. head: 0 if it is the embedding; mtp: layers that predict several tokens, which
-    are in the checkpoint's files and not loaded; text and vision: the parts of its config.
+    """The numbers of parameters in the parts of a target.
+
+    head: 0 if it is the embedding. mtp: layers that predict several tokens; they are in the files but not loaded. text,
+    vision: those parts of the config.
     """
 
     embedding: int
@@ -84,7 +86,7 @@ class TargetSizes:
 
 
 def context_length(text: Config) -> int | None:
-    """The positions of a target by the text part of its config; None if it names no number of them."""
+    """The number of positions that a target supports, from the text part of its config; None if it names none."""
     trained = text.get("max_position_embeddings")
     if not isinstance(trained, int):
         return None
@@ -109,9 +111,7 @@ def layer_types(text: Config) -> list[str]:
 
 
 def check_tables(config: Config) -> None:
-    """Raises DataError for a member of a config.json that is no object where one is read, and for sizes of the vision
-    tower beyond those of any target.
-    """
+    """Check that the tables in a config.json are objects, and vision sizes plausible. Raises DataError."""
     for name in ("text_config", "vision_config"):
         _check_table(config, name)
     for table in (config, config.get("text_config") or {}):
@@ -191,7 +191,7 @@ def _mlp(text: Config, layer: int) -> int:
 
 
 def _experts(text: Config) -> int:
-    """Experts of a layer; transformers writes them under the other name."""
+    """The number of experts in a layer, which transformers writes under another name."""
     return int(text.get("num_experts") or text.get("num_local_experts") or 0)
 
 

@@ -60,7 +60,7 @@ def weights_mistakes(directory: Path, config: Mapping[str, Any], stored: Mapping
 
 
 def unexpected_tensors(directory: Path, names: list[str]) -> str:
-    """The message for tensors without a place in the model, which would run as if they were not there."""
+    """The message for tensors that have no place in the model, which would silently be ignored."""
     return (
         f"{directory}: the files hold tensors that the model of config.json does not have: {listed(names)}; use the "
         "config.json that belongs to these files, or remove them"
@@ -68,7 +68,7 @@ def unexpected_tensors(directory: Path, names: list[str]) -> str:
 
 
 def is_of_model(name: str) -> bool:
-    """Whether a tensor belongs to a part that the model computes with; others, such as an own head, change nothing."""
+    """Whether a tensor belongs to a part of the model that takes part in the computation."""
     return BEFORE.sub("", name).partition(".")[0] in PARTS
 
 
@@ -101,7 +101,9 @@ def _quantises(name: str) -> bool:
 
 
 def _is_unexpected(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a tensor's name alone shows that it has no place; transformers finds the others when it loads them."""
+    """Whether a tensor's name alone shows that the model has no place for it; transformers finds others
+    while loading.
+    """
     if not is_of_model(name):
         return False
     text = config.get("text_config")
@@ -112,8 +114,10 @@ def _is_unexpected(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def _head_mistakes(directory: Path, tied: bool, stored: Mapping[str, StoredTensor]) -> list[str]:
-    """Mistakes of a config that says tied while the files have another head, which transformers would use and SGLang
-    would not; or of one that does not, while they have none.
+    """Mistakes about the head: a config that ties it to the embedding while the files hold another head, or the
+    reverse.
+
+    In the first case transformers would use the files' head, and SGLang would not.
     """
     embedding, head = ({key: each for key, each in stored.items() if _is(key, end)} for end in (EMBEDDING, HEAD))
     if not tied and embedding and not head:
@@ -169,7 +173,7 @@ class Ends:
 
 
 class UnknownEnd(DataError):
-    """A tensor that is not found, and the field of load_target that names it."""
+    """A tensor that is not found. field: the field of load_target that names it."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)

@@ -53,11 +53,10 @@ class Best:
 
 @define
 class TrainState:
-    """What changes from step to step.
+    """The state of a training that changes from step to step.
 
-    history: one row a step, float64; counters: other counts; measured: JSON objects, measurements after
-    some of the steps; best: the step with the lowest metric so far. The model's parameters and the optimizer's moments
-    may be DTensors.
+    history: a row for each step, float64. counters: other counts. measured: JSON objects with measurements after some
+    steps. best: the step with the lowest metric so far. Parameters and optimizer moments may be DTensors.
     """
 
     model: nn.Module
@@ -77,10 +76,9 @@ class TrainState:
 class Checkpoints:
     """The checkpoints of a training; every rank creates one and calls the same methods in the same order.
 
-    A step waits only for the copy to host memory: rank 0 keeps that copy until it is written, so there is at most
-    one. An error while writing is raised on rank 0 by the next call. A context manager, so that nothing is
-    left half-written when the training ends; if it ends with an error, a failed write is printed too. keep: as in
-    `write_checkpoint`.
+    A step waits only for the copy to host memory. Rank 0 keeps at most one such copy until it is written. A write error
+    is raised on rank 0 by the next call. Leaving the context finishes the write; if it ends with an error, a failed
+    write is printed as well. keep: as in `write_checkpoint`.
     """
 
     def __init__(
@@ -108,17 +106,19 @@ class Checkpoints:
         return found
 
     def resume(self, state: TrainState, total: int, every: int, *, started_before: bool) -> None:
-        """Does as `load`, and tells where an attempt that is not the first starts. total: steps of the training."""
+        """Load the newest checkpoint as `load` does, and log where a repeated attempt starts. total: steps of the
+        training.
+        """
         if self.load(state):
             self._info(f"goes on from the checkpoint at step {state.step} of {total}")
         elif started_before:
             self._info(f"no checkpoint yet (checkpoint_every = {every}): starts at step 0")
 
     def save(self, state: TrainState, metric: float | None = None) -> None:
-        """Copies the state once the previous write is done, and starts writing it.
+        """Copy the state once the previous write is done, and start to write it.
 
-        metric: measured at this step; the lowest marks the best checkpoint. A step that is already saved
-        is not written again, unless a metric is given.
+        metric: measured at this step; the lowest marks the best checkpoint. A saved step is not written again unless a
+        metric is given.
         """
         self._writer.wait()
         if metric is not None:
@@ -178,7 +178,11 @@ def content_of(state: TrainState, identity: Mapping[str, Any]) -> dict[str, Any]
 
 
 def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any], keep: int) -> None:
-    """Writes a checkpoint atomically and durably; the last `keep` stay, and those that they name as the best."""
+    """Write a checkpoint atomically and durably. Old ones are removed, except the last `keep` and the best ones that
+    they name.
+
+    content: the JSON part, with the step.
+    """
     place = _place(work_dir, content["step"])
     unfinished = place.with_suffix(".tmp")
     for leftover in (*work_dir.glob("checkpoint-*.tmp"), *work_dir.glob("checkpoint-*.old")):
@@ -221,7 +225,7 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def saved_weights(work_dir: Path, state: TrainState, step: int) -> dict[str, Tensor]:
-    """The model's weights in the checkpoint of a step, or their average if the state has one; whole, by name.
+    """The model's weights in the checkpoint of a step, or their average if the state has one; unsharded, by name.
 
     Raises DataError if the checkpoint was altered.
     """
@@ -237,11 +241,11 @@ def saved_weights(work_dir: Path, state: TrainState, step: int) -> dict[str, Ten
 def load_checkpoint(
     work_dir: Path, state: TrainState, identity: Mapping[str, Any], info: Callable[[str], None] = print
 ) -> bool:
-    """Restores the newest whole checkpoint; False if there is none. All ranks must call it.
+    """Restore the newest intact checkpoint; False if there is none. All ranks must call it.
 
-    A damaged one is renamed to *.damaged with a message, and the previous one is used. Raises DataError if there are
-    whole ones, but each lacks the one that it names as the best, and ConfigError for a checkpoint of another training,
-    naming what differs.
+    A damaged one is renamed to *.damaged with a message, and an earlier one is used. Raises DataError if every intact
+    one lacks the best checkpoint that it names, and ConfigError for a checkpoint of another training, naming the
+    differences.
     """
     step = _agreed(_newest_whole(work_dir, info) if is_first() else -1, next(state.model.parameters()).device)
     if step < 0:
@@ -269,7 +273,7 @@ def load_checkpoint(
 
 
 class _Saved(Mapping[str, Tensor]):
-    """The tensors of an open file whose names begin with a prefix, by the rest of their names.
+    """The tensors of an open file whose names begin with a prefix, under the names without it.
 
     Each is read on access and not cached, so that a rank holds one whole tensor at a time.
     """
@@ -346,7 +350,7 @@ def _newest_whole(work_dir: Path, info: Callable[[str], None]) -> int:
 
 
 def _damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint's own files. Those of another format are not checked."""
+    """A text on what is wrong with a checkpoint's own files; None if intact. Other formats are not checked."""
     if not folder.exists():
         return "it is missing"
     content = _content(folder)
@@ -362,7 +366,7 @@ def _damage(folder: Path) -> str | None:
 
 
 def _lack(folder: Path) -> str | None:
-    """What is wrong with the earlier checkpoint that this one names as the best."""
+    """A text on what is wrong with the best checkpoint that this one names; None if it is intact."""
     step = _best_step(folder)
     if step is None or step == checkpoint_step(folder):
         return None
@@ -394,7 +398,7 @@ def _digest(path: Path) -> str:
 
 
 def _agreed(step: int, device: torch.device) -> int:
-    """The first rank's step on every rank, so that all use the same folder."""
+    """The first rank's step, on every rank, so that all use the same folder."""
     if not dist.is_initialized():
         return step
     agreed = torch.tensor(step, device=device)

@@ -61,7 +61,7 @@ class Muon(torch.optim.Optimizer):
                 local(parameter).mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
 
     def _nesterov(self, parameter: nn.Parameter, momentum: float) -> Tensor:
-        """This rank's part of U, after the update of the momentum buffer."""
+        """Update the momentum buffer, and return this rank's part of the Nesterov update."""
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
@@ -71,7 +71,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(update: Tensor) -> Tensor:
-    """The matrix with its singular values near 1 (about 0.7 to 1.2), bfloat16 [rows, columns].
+    """A matrix like `update` with all singular values near 1 (about 0.7 to 1.2), bfloat16 [rows, columns].
 
     Newton-Schulz: X <- a X + (b A + c A A) X with A = X X^T, on the wide form, from X = U / |U|.
     """
@@ -87,9 +87,9 @@ def orthogonal(update: Tensor) -> Tensor:
 
 
 def orthogonal_parts(parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> list[Tensor]:
-    """This rank's part of the orthogonal form of every update, of which `updates` holds this rank's part.
+    """The orthogonal form of every update; `updates` and the result hold this rank's parts.
 
-    Sharded matrices are dealt largest first, so that the P of one exchange cost about the same.
+    Sharded matrices are handled largest first, so that the P matrices of one exchange cost about the same.
     """
     done = {
         index: orthogonal(update) for index, update in enumerate(updates) if not isinstance(parameters[index], DTensor)

@@ -23,10 +23,10 @@ from ops.lib.training.dtensors import local, reshard
 
 
 class Ema:
-    """The average of a model's parameters, starting from their current values; created after `fully_shard`.
+    """A moving average of a model's parameters, starting from their current values; create it after `fully_shard`.
 
     After t updates the next one uses d = min(decay, (1 + t) / (10 + t)) of the average and 1 - d of the weights, so
-    that the first steps soon lose their weight. weights: name -> tensor; updates: t.
+    that the first steps soon lose influence. weights: name -> tensor. updates: t.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -116,7 +116,7 @@ def _working_copy(master: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
 
 
 def _hand_over(master: nn.Parameter, copy: Tensor) -> None:
-    """Adds a copy's gradient to that of its master."""
+    """Move the gradient of a copy to its master parameter, where it is added."""
     gradient, copy.grad = copy.grad, None
     assert gradient is not None  # the hook runs once it is set
     if master.grad is None:

@@ -34,14 +34,13 @@ Field: TypeAlias = Tensor | TensorList
 
 @define(eq=False)
 class TensorBatch:
-    """The base of typed batches, attrs classes whose fields are Tensors [B, ...] or TensorLists of B.
+    """A base class of typed batches: attrs classes whose fields are Tensors [B, ...] or TensorLists of B.
 
-    They are defined with eq=False too: the equality of attrs would compare tuples of tensors, which raises.
-    A field that is set by attribute is checked as in a new batch; `attrs.evolve` changes several that only fit
-    together. A class makes further checks in `__attrs_post_init__`, as ModelInputs does, and has no validators of
-    attrs, which would replace `__setattr__`.
-    Selections may share memory with the batch they come from; `__setitem__` never writes there.
-    Raises DataError, naming the fields, if a field is neither, if lengths or devices differ, and for B = 0.
+    Subclasses use eq=False, since attrs would compare tuples of tensors, which raises. Setting a field checks it as in
+    a new batch; `attrs.evolve` changes several fields at once. A class makes further checks in `__attrs_post_init__`,
+    as ModelInputs does. It has no attrs validators, which would replace `__setattr__`. Selections may share memory with
+    their batch; `__setitem__` never writes there. Raises DataError, naming the fields, if a field is of another type,
+    if lengths or devices differ, and for B = 0.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -106,7 +105,7 @@ class TensorBatch:
             object.__setattr__(self, name, value)  # of several fields, each may fit only all the others
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other is of the same class, and each field of the same kind, dtype, shapes and values."""
+        """Whether the other batch has the same class, and equal fields in kind, dtype, shapes and values."""
         return type(self) is type(other) and all(
             value == theirs if isinstance(value, TensorList) else equal_tensors(value, theirs)
             for value, theirs in zip(self.parts().values(), other.parts().values(), strict=True)
@@ -121,7 +120,7 @@ class TensorBatch:
 
     @classmethod
     def cat(cls, batches: Sequence[Self]) -> Self:
-        """The rows of all batches, one batch after the other.
+        """The rows of all batches, in order, in one batch.
 
         Raises DataError for no batches, and for fields that differ in kind, dtype, device or in shape after B.
         """
@@ -203,7 +202,7 @@ class ModelInputs(TensorBatch):
     def pixels_or_none(self) -> tuple[Tensor | None, Tensor | None]:
         """pixel_values [R, P] and image_grid_thw [I, 3] of all rows in order; None, None without an image.
 
-        A vision tower fails on empty tensors, so empty becomes None here, at the model's boundary.
+        Vision towers fail on empty tensors, so they become None here.
         """
         if not self.has_images:
             return None, None
@@ -255,7 +254,7 @@ def _rows(value: Field, rows: list[int]) -> Field:
 
 
 def _check_joinable(name: str, values: Sequence[Field]) -> None:
-    """Raises DataError, naming the field, if the values cannot be rows of one field."""
+    """Check that values can be rows of one field. Raises DataError that names the field."""
     kinds = {_kind(value) for value in values}
     if len(kinds) > 1:
         raise DataError(f"{name}: {' and '.join(sorted(kinds))} cannot be combined")

@@ -60,7 +60,9 @@ def check_template(text: str, place: str) -> None:
 
 
 def replace_chat_template(directory: Path, template: str) -> None:
-    """Write it into a checkpoint directory, as the only one that transformers and serving engines find there."""
+    """Write a chat template into a checkpoint directory, and remove all others that transformers or engines
+    would find.
+    """
     for name in OTHERS:
         (directory / name).unlink(missing_ok=True)
     for name in HOLDING:

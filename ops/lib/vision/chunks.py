@@ -40,9 +40,8 @@ class TextChunk:
 class ImageChunk:
     """One image: pixel_values float32 [R, P] and image_grid_thw int64 [1, 3], with R = t*h*w rows.
 
-    It is represented by t*h*w / merge_size^2 tokens, none of which is in the loss. expected_tokens: their
-    number by the header of the encoded image.
-    Raises DataError if rows, grid, merge size and expected tokens are inconsistent.
+    It stands for t*h*w / merge_size^2 tokens, none of which is in the loss. expected_tokens: their number according to
+    the header of the encoded image. Raises DataError if rows, grid, merge size and expected tokens are inconsistent.
     """
 
     pixel_values: Tensor
@@ -138,7 +137,7 @@ def concatenate(chunks: Sequence[Chunk], patch_dim: int) -> ChunkedInput:
 def place_images(
     input_ids: Tensor, loss_mask: Tensor, image_token_id: int, images: Sequence[ImageChunk]
 ) -> list[Chunk]:
-    """Chunks of a tokenised text in which every image is one placeholder: the i-th placeholder becomes images[i].
+    """The chunks of a tokenised text with one placeholder for each image; the i-th placeholder becomes images[i].
 
     input_ids int64 [S]; loss_mask bool [S]. Raises DataError if the numbers of placeholders and images differ.
     """

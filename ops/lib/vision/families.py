@@ -103,7 +103,7 @@ class Family:
         return {}
 
     def part_of(self, parameter: str) -> Part:
-        """Which part of the model a parameter, by its name in `model.named_parameters()`, belongs to."""
+        """The part of the model to which a parameter belongs, by its name in `model.named_parameters()`."""
         return "text"
 
     def for_serving(self) -> dict[str, Any]:
@@ -118,16 +118,16 @@ class Family:
         check_served_config(self.config)
 
     def for_saving(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
-        """Weights by their names in the model -> those to save, and whether `save_pretrained` must convert them."""
+        """The weights to save, under their saved names, and whether `save_pretrained` must convert them."""
         return dict(weights), True
 
 
 @frozen
 class VisionFamily(Family):
-    """What the vision-language families have in common: Qwen's patches, mRoPE and image tokens.
+    """A base class of the vision-language families, which share Qwen's patches, mRoPE and image tokens.
 
-    Text and images mix in a batch. If it has images, `mm_token_type_ids` (1 on image tokens) marks for the model which
-    positions are three-dimensional; without it Qwen2.5-VL would silently use one dimension.
+    Text and images mix in a batch. For images, `mm_token_type_ids` (1 on image tokens) tells the model which positions
+    are three-dimensional; without it Qwen2.5-VL would silently use one dimension.
     """
 
     other_parts: ClassVar[tuple[str, ...]] = (VISUAL,)
@@ -162,7 +162,9 @@ class VisionFamily(Family):
         return arguments
 
     def forget_positions(self, model: Any) -> None:
-        """A Qwen-VL model keeps `rope_deltas` of its last prefill, and stale ones shift every later token."""
+        """Drop the `rope_deltas` that a Qwen-VL model keeps from its last prefill; they would shift every
+        later token.
+        """
         model.model.rope_deltas = None
 
     def position_offsets(self, model: Any) -> Tensor | int:
@@ -171,9 +173,9 @@ class VisionFamily(Family):
         return 0 if deltas is None else deltas[:, 0]
 
     def image_features(self, seen: Any) -> list[Tensor]:
-        """The tensors that the language model takes of what the model's `get_image_features` returned.
+        """The tensors for the language model in a result of `get_image_features`. seen: that result.
 
-        seen: that return value. First [tokens, M] of each image, then [tokens, M] of each deepstack layer.
+        First [tokens, M] of each image, then [tokens, M] of each deepstack layer.
         """
         return list(seen.pooler_output)
 
@@ -273,11 +275,11 @@ class Qwen35(VisionFamily):
         return super().position_offsets(model) if self.has_vision else 0
 
     def for_serving(self) -> dict[str, Any]:
-        """The config with the fields that SGLang reads, with the values that transformers computes with.
+        """The config with the fields that SGLang reads, set to the values that transformers computes with.
 
-        SGLang takes the kinds of layers from an interval, and the rotary share from the field outside of the rope's;
-        without deepstack_visual_indexes it takes those of Qwen3-VL. transformers writes layer_types without the
-        interval where it made the list itself, always a share of 0.25, and the indexes only if they were given.
+        SGLang derives the layers' kinds from an interval, and reads the rotary share outside the rope table. Without
+        deepstack_visual_indexes it uses Qwen3-VL's. transformers omits the interval where it made layer_types itself,
+        always writes a share of 0.25, and omits the indexes unless they were given.
         """
         text = dict(self.text_config)
         interval = full_attention_interval(text)

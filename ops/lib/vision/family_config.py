@@ -79,8 +79,8 @@ def check_family_config(config: Mapping[str, Any]) -> None:
 
 
 def check_served_config(config: Mapping[str, Any]) -> None:
-    """Raises DataError for a config of a family that SGLang loads differently from transformers, or not at all, also
-    with the fields that `for_serving` adds.
+    """Check that SGLang loads a config as transformers does, given the fields that `for_serving` adds. Raises
+    DataError.
     """
     kind, text, seeing = config.get("model_type"), text_part(config), config.get("vision_config")
     if kind == "qwen3_moe" and is_tied(config):

@@ -94,7 +94,7 @@ def _only_unusable(encoded: bytes) -> Iterator[None]:
 
 
 def read_images(samples: Samples | ImageSamples) -> Iterator[tuple[dict[str, Any], list[Image.Image]]]:
-    """Each row of an artifact's samples.jsonl with its images as `decode` returns them, one sample in memory at a time.
+    """Each row of an artifact's samples.jsonl with its decoded images; one sample is in memory at a time.
 
     Raises DataError, naming the sample, for an image that cannot be decoded; `inject_images` drops such samples.
     """
@@ -133,10 +133,11 @@ def strict_pillow() -> Iterator[None]:
 
 
 def fault_of(encoded: bytes, max_pixels: int, min_side: int) -> tuple[str, str]:
-    """(reason, detail) why an image cannot be used, or two empty strings; call it inside `strict_pillow`.
+    """The reason why an image cannot be used, and a detail; two empty strings if it can. Call it inside
+    `strict_pillow`.
 
-    The size is checked from the header, before decoding. Pillow itself refuses images of more than 89 million pixels
-    (decompression bombs): too large as well.
+    The size is read from the header, before decoding. Images of more than 89 million pixels, which Pillow refuses as
+    decompression bombs, are too large as well.
     """
     try:
         width, height = size_of(encoded)

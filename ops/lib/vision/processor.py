@@ -48,10 +48,10 @@ ImageBackend = Literal["pillow", "torchvision"]
 
 @frozen
 class Processor:
-    """Tokenizer, image processor (None for a text-only model) and the ids that dflow needs.
+    """A tokenizer, an image processor (None for a text-only model) and the ids that dflow needs.
 
-    image_backend: which library resizes the images, None without an image processor. vocab_size is that of the model
-    if its config is present, else that of the tokenizer: one more than its largest id, if that is larger.
+    image_backend: the library that resizes images, None without an image processor. vocab_size: the model's if its
+    config is present, else the tokenizer's; one more than the largest id, if that is larger.
     """
 
     source: str
@@ -102,7 +102,7 @@ class Processor:
         return self.image_processor(images=[image], return_tensors="pt")
 
     def picture(self, pixel_values: Tensor, grid_thw: Sequence[int]) -> Image.Image:
-        """The RGB image of which `pixels` made these rows [t*h*w, patch_dim], as it was resized, up to rounding."""
+        """The resized RGB image from which `pixels` made the rows [t*h*w, patch_dim], up to rounding."""
         images = self.image_processor
         _, rows, columns = grid_thw
         merge, side = images.merge_size, images.patch_size
@@ -131,14 +131,13 @@ def load_processor(
     image_backend: ImageBackend = "pillow",
     chat_template: str | None = None,
 ) -> Processor:
-    """Load the parts from a checkpoint directory or a model id; min_pixels and max_pixels override the image sizes.
+    """Load the processor of a checkpoint directory or model id. min_pixels, max_pixels: override the image sizes.
 
-    The chat template of a vision-language model is the processor's, if it has one, as in transformers; chat_template
-    takes the place of the checkpoint's.
-    trust_remote_code: whether a tokenizer's own code may run; code of another repository never does. image_backend:
-    the library that resizes images; the two differ by up to two grey levels, and serving engines may choose either.
+    chat_template: replaces the checkpoint's; a vision-language model's is the processor's, if it has one, as in
+    transformers. trust_remote_code: whether a tokenizer's own code may run; code of another repository never does.
+    image_backend: the library that resizes images; the two differ by up to two grey levels, and engines may use either.
     Raises DataError if the tokenizer cannot be loaded, or has no character offsets, chat template, EOS or padding
-    token, and for an image processor of an unknown kind; ConfigError if torchvision is missing.
+    token, and for an unknown image processor; ConfigError if torchvision is missing.
     """
     if Path(source).is_dir() and not has_tokenizer(Path(source)):
         # transformers would silently make an empty tokenizer of the model's family.

@@ -30,8 +30,10 @@ def ordered_pixels(instance: Any, _attribute: object, most: int | None) -> None:
 
 
 def image_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
-    """The file and the settings of the image processor, where transformers looks for them: in processor_config.json as
-    version 5 saves them, else in preprocessor_config.json. Empty without one. Raises DataError for an unreadable file.
+    """The file and the settings of the image processor, found where transformers looks; empty without one.
+
+    That is processor_config.json, as version 5 saves it, else preprocessor_config.json. Raises DataError for an
+    unreadable file.
     """
     whole, own = (directory / name for name in IMAGE_PROCESSOR_FILES)
     nested = read_settings(whole).get("image_processor")
@@ -39,9 +41,10 @@ def image_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def pixel_limits(place: Path | str, settings: Mapping[str, Any]) -> dict[str, int]:
-    """The limits in an image processor's settings; empty if these are. Raises DataError, which begins with the place.
+    """The limits min_pixels and max_pixels of an image processor's settings; empty for empty settings.
 
-    As in transformers, min_pixels and max_pixels come before `size`, and each limit is read by itself.
+    As in transformers, min_pixels and max_pixels come before `size`, and each limit is read by itself. Raises
+    DataError, which begins with the place.
     """
     if not settings:
         return {}
@@ -63,10 +66,10 @@ def chosen_limits(
     min_pixels: int | None = None,
     max_pixels: int | None = None,
 ) -> dict[str, int]:
-    """The limits of a processor's settings, with those of a node in their place; empty if the settings are.
+    """The pixel limits of a processor's settings, replaced by those of a node if given; empty for empty settings.
 
-    source: the processor; place: the file of the settings. Raises DataError for an image processor of an unknown kind,
-    and for limits that exclude each other.
+    source: the processor. place: the file of the settings. Raises DataError for an unknown image processor, and for
+    limits that exclude each other.
     """
     if not settings:
         return {}
@@ -138,7 +141,9 @@ def check_image_sizes(directory: Path) -> None:
 
 
 def check_sizes(place: str, settings: object) -> None:
-    """Raises DataError, which begins with the place, for a size in an object that is no number within its limits."""
+    """Check that the sizes in a settings object are numbers within their limits. Raises DataError, which begins with
+    the place.
+    """
     found = settings if isinstance(settings, Mapping) else {}
     for name, most in (MOST_SIZES | MOST_PIXELS).items():
         size = found.get(name)

@@ -21,10 +21,10 @@ Packed = tuple[str, tuple[int, ...], bytes]
 
 
 class TensorList:
-    """Tensors of any shapes, of one dtype and on one device, never empty.
+    """A list of tensors of any shapes, with one dtype and one device, never empty.
 
-    Selections share the tensors but not the list: setting an item of one does not change the other.
-    Raises DataError for no tensors, for anything but tensors, or for more than one dtype or device.
+    A selection is a new list that shares the tensors: setting an item in one list does not change the other. Raises
+    DataError for no tensors, for anything but tensors, or for more than one dtype or device.
     """
 
     __slots__ = ("_tensors",)
@@ -70,7 +70,7 @@ class TensorList:
         self._tensors = tensors
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other is a TensorList of the same dtype, shapes and values; the device does not matter."""
+        """Whether the other is a TensorList of equal dtype, shapes and values; the device does not matter."""
         return (
             isinstance(other, TensorList)
             and len(self) == len(other)
@@ -97,7 +97,7 @@ class TensorList:
 
     @classmethod
     def cat(cls, lists: Iterable[TensorList]) -> Self:
-        """The tensors of all lists, one list after the other."""
+        """The tensors of all lists, in order, as one TensorList."""
         return cls(tensor for tensors in lists for tensor in tensors)
 
     def chunk(self, n: int) -> list[TensorList]:
@@ -170,10 +170,10 @@ def equal_tensors(one: Any, other: Any) -> bool:
 
 
 def pack(tensor: Tensor) -> Packed:
-    """A tensor as plain values, only those of its view.
+    """A tensor as plain values: dtype, shape and bytes, only those of its view.
 
-    Pickling a tensor itself would store the whole storage behind the view, and unpickling would call torch.load on an
-    inner pickle, which can run any code.
+    Pickling a tensor would store the whole storage behind the view, and unpickling would call torch.load on an inner
+    pickle, which can run any code.
     """
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw

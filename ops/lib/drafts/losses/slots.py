@@ -15,10 +15,10 @@ from dsl.errors import ConfigError
 
 
 def draw_anchors(loss_mask_S: Tensor, num_anchors: int, *, seed: int, epoch: int, sample: int) -> Tensor:
-    """Up to num_anchors positions p with p and p + 1 in the loss mask, int64 [A], ascending, without replacement.
+    """Up to num_anchors random positions p with p and p + 1 in the loss mask, int64 [A], ascending, all different.
 
-    The draw depends only on (seed, epoch, sample) and the loss mask: it is the same in every batch and on every rank.
-    The last position but one counts as well: a block that runs over the end keeps its valid slots.
+    The draw depends only on (seed, epoch, sample) and the loss mask, so it is the same in every batch and on every
+    rank. A block may run over the end, and keeps its valid slots.
     """
     eligible = (loss_mask_S[:-1] & loss_mask_S[1:]).nonzero().squeeze(1)
     digest = hashlib.sha256(f"{seed}/{epoch}/{sample}".encode()).digest()
@@ -28,7 +28,7 @@ def draw_anchors(loss_mask_S: Tensor, num_anchors: int, *, seed: int, epoch: int
 
 
 def block_tokens(input_ids_S: Tensor, anchors_A: Tensor, block_size: int, mask_token_id: int) -> Tensor:
-    """The noise blocks as ids, int64 [A, K]: the anchor's token in slot 0, the mask token in all others."""
+    """The input tokens of the blocks, int64 [A, K]: the anchor's token in slot 0, the mask token in all others."""
     blocks_AK = torch.full((len(anchors_A), block_size), mask_token_id, dtype=torch.int64)
     blocks_AK[:, 0] = input_ids_S[anchors_A]
     return blocks_AK
@@ -45,12 +45,11 @@ _GAMMAS = {17: 7.0, 16: 7.0, 10: 5.0, 8: 4.0}  # the first for 16 proposals, whi
 
 
 def block_weights(block_size: int, gamma: float | None = None) -> Tensor:
-    """Loss weight of each slot of a block, float32 [K].
+    """The loss weight of each slot of a block, float32 [K].
 
-    w[0] = 0 (the anchor is given), w[k] = exp(-(k - 1) / gamma). gamma defaults to 7 / 5 / 4 for block sizes 16 and
-    17 / 10 / 8 and to half the block size for others.
-    Sources: DFlash, arXiv 2602.06036, section 4.2; of 17, ModelOpt's DSpark of 16 proposals.
-    Raises ConfigError if gamma <= 0.
+    w[0] = 0 (the anchor is given), w[k] = exp(-(k - 1) / gamma). gamma defaults to 7 / 5 / 4 for block sizes 16 and 17
+    / 10 / 8, and to half the block size for others. Sources: DFlash, arXiv 2602.06036, section 4.2; for 17, ModelOpt's
+    DSpark with 16 proposals. Raises ConfigError if gamma <= 0.
     """
     gamma = _GAMMAS.get(block_size, block_size / 2) if gamma is None else gamma
     if gamma <= 0:
@@ -74,11 +73,10 @@ def slot_weights(loss_mask_S: Tensor, anchors_A: Tensor, weights_K: Tensor) -> T
 
 @frozen(eq=False)
 class Weighted:
-    """Weighted slots of some blocks.
+    """The weighted slots of some blocks.
 
-    rows_W: n * K + k of each weighted slot, int64, ascending; a step needs them on the device that computes. before: of
-    how many blocks n -> the weighted slots of the first n blocks, for n = 0..N. least, most: the smallest and the
-    largest label of any slot.
+    rows_W: n * K + k of each, int64, ascending, on the computing device. before: before[n] is the number of weighted
+    slots in the first n blocks, n = 0..N. least, most: the smallest and the largest label of all slots.
     """
 
     rows_W: Tensor
