@@ -9,7 +9,7 @@ from ops.capture_targets.op import CaptureTargets
 
 
 def layers_of(config: CaptureTargets, num_target_layers: int) -> tuple[int, ...]:
-    """The layers that the config names, or those of its recipe. Raises ConfigError where the target lacks one."""
+    """The layers that the config lists, or those of its recipe. Raises ConfigError where the target lacks one."""
     if config.target_layer_ids is None:
         if config.recipe == "eagle3":
             return eagle3_layers(num_target_layers)

@@ -33,7 +33,7 @@ threads = threads_of_batches
 
 
 def smoke(config: CaptureTargets, samples: int) -> dict[str, Any]:
-    """Shards of one batch, so that several of them show the speed."""
+    """Fields for a smoke run: shards of one batch, so that several of them show the speed."""
     return {"shard_tokens": min(config.shard_tokens, config.batch_tokens or default_batch_tokens("cuda"))}
 
 

@@ -149,7 +149,7 @@ def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
 
 
 def watch(engine: DflashEngine, prompts: Sequence[Prompt], eos_token_ids: Sequence[int]) -> list[Watched]:
-    """Decodes each prompt again in a batch of one, and records the draft's inputs for it and its answer."""
+    """Decode each prompt again in a batch of one, and record the draft's inputs and the answer."""
     seen = [engine.context_of(prompt.sample, prompt.max_new_tokens, eos_token_ids) for prompt in prompts]
     return [
         Watched(prompt, one.features_SF, one.positions_S, one.answer) for prompt, one in zip(prompts, seen, strict=True)
@@ -169,7 +169,7 @@ def choose_dtype(config: CheckExport, report: Mapping[str, Any], device: str) ->
 
 
 def own_draft(draft_dir: Path) -> tuple[DraftModel | None, list[Finding]]:
-    """dflow's own draft from the directory, or the mistake that prevents loading it."""
+    """The draft loaded by dflow itself from the directory, or None and the mistake that prevents it."""
     try:
         return load_draft(draft_dir), []
     except DataError as error:
@@ -290,7 +290,7 @@ def judge(
     departed: Sequence[Departure],
     watched: Sequence[Watched],
 ) -> Judgement:
-    """Which departures are mistakes, and their cause; SGLang is closed by now.
+    """Decide which departures are mistakes, and find their cause. SGLang is already closed.
 
     draft: None if a known mistake explains them.
     """

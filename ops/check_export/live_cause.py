@@ -70,10 +70,10 @@ class Watched:
 
 @frozen
 class Comparison:
-    """The result for all prompts together.
+    """The comparison of SGLang's draft inputs with dflow's, over all prompts.
 
-    cause: which of the draft's inputs differs, None if none does. replayed: share of SGLang's steps in which dflow's
-    draft has as many tokens right on the same answer. feature_distance: largest of all layers and kinds of tokens.
+    cause: which input of the draft differs, None if none does. replayed: the share of SGLang's steps in which dflow's
+    draft gets as many tokens right on the same answer. feature_distance: the largest of all layers and kinds of tokens.
     """
 
     cause: Finding | None
@@ -96,7 +96,7 @@ def prompts_to_watch(prompts: Sequence[Prompt], departed: Sequence[Departure]) -
 
 @torch.inference_mode()
 def compare_watched(target: Target, draft: DraftModel, watched: Sequence[Watched]) -> Comparison:
-    """Compares the inputs of SGLang's draft with dflow's target and draft, of the same dtype and device.
+    """Compare the inputs of SGLang's draft with those of dflow's target and draft, with the same dtype and device.
 
     The cause is that of the first prompt that has one: positions first, then features, then the draft's proposals.
     """
@@ -146,9 +146,10 @@ def other_positions(watched: Watched) -> Finding | None:
 
 @frozen
 class Layer:
-    """One captured layer's states. distance: from the correct ones, of the kind of tokens with the largest.
+    """The states of one captured layer. distance: from the correct ones, for the kind of tokens where it is largest.
 
-    before: distance from the states before deepstack's features are added; others: from those of every other layer.
+    before: distance from the states before deepstack's features are added. others: distances from all other layers'
+    states.
     """
 
     layer_id: int
@@ -159,7 +160,7 @@ class Layer:
 
 
 def other_features(layers: Sequence[Layer], target: Target) -> Finding | None:
-    """The cause for layers with wrong states, naming what they contain instead if known."""
+    """The cause for layers with wrong states, with a hint at what they hold instead; None if all are right."""
     same = SAME[target.embed_weight.dtype]
     found = []
     for layer in layers:
@@ -181,10 +182,10 @@ def other_features(layers: Sequence[Layer], target: Target) -> Finding | None:
 
 @frozen(eq=False)
 class Along:
-    """One forward pass of dflow's target over prompt and answer.
+    """One forward pass of dflow's target over a prompt and its answer.
 
-    outputs_SM: the output of each layer; inputs_SM: the input of the next one, by the same number. kinds: which
-    tokens [S] are of an image, of the rest of the prompt, and of the answer; without empty kinds.
+    outputs_SM: the output of each layer. inputs_SM: the input of the next layer, under the same number. kinds: masks
+    [S] of the tokens of images, of the rest of the prompt, and of the answer; without empty kinds.
     """
 
     inputs_SM: Mapping[int, Tensor]
@@ -242,9 +243,9 @@ class Along:
 
 
 def replay(target: Target, draft: DraftModel, watched: Watched, features_SF: Tensor) -> tuple[int, int]:
-    """(Steps of SGLang's answer in which dflow's draft has as many tokens right, all steps).
+    """The number of steps in which dflow's draft gets as many tokens right as SGLang's did, and the number of steps.
 
-    features_SF: of dflow's target. Nothing after the answer's end is compared.
+    features_SF: dflow's target's. Nothing after the answer's end is compared.
     """
     tokens, start = watched.answer.tokens, watched.prompt.sample.prompt_tokens
     context = DraftContext(draft)
@@ -271,9 +272,9 @@ OTHER_REPORT = Finding(
 def is_tie(target: Target, draft: DraftModel, departure: Departure, margin: float) -> bool:
     """Whether the two best scores are closer than `margin` where SGLang first differs from `evaluate`.
 
-    For a token these are the target's logits. For an accepted length they are what the draft chooses by at the first
-    slot that only one side accepts: the slots before it are the same tokens on both sides. An answer that `evaluate`
-    itself decodes differently in blocks and token by token counts as tied too.
+    For a token, the scores are the target's logits. For an accepted length, they are the draft's at the first slot that
+    only one side accepts; the tokens before it are equal. A prompt counts as tied too if `evaluate` itself decodes it
+    differently in blocks and token by token.
     """
     prompt = departure.prompt
     if decode_speculative(target, draft, prompt.sample, prompt.max_new_tokens).tokens != prompt.tokens:

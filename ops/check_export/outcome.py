@@ -27,10 +27,10 @@ COMPARE = "compare the accepted lengths of a server (`dflow serve`) with the tau
 
 @frozen(kw_only=True)
 class Outcome:
-    """Results of checking an export.
+    """The results of checking an export.
 
-    report: the evaluation's report.json. prompts: those that SGLang decoded, or would have decoded. engine: what serves
-    the draft in SGLang. skipped: why SGLang was not used, if served is None.
+    report: the evaluation's report.json. prompts: those that SGLang decoded, or would have decoded. engine: the
+    algorithm that serves the draft in SGLang. skipped: why SGLang was not used, if served is None.
     """
 
     report: Mapping[str, Any]
@@ -57,12 +57,12 @@ class Outcome:
 
     @property
     def tau_evaluate(self) -> dict[str, float | None]:
-        """tau of these prompts as evaluate measured it, under "all" and by category."""
+        """tau as evaluate measured it on the gate's prompts, under "all" and by category."""
         return taus((prompt.sample.category, Decoded(prompt.tokens, prompt.accepted)) for prompt in self.prompts)
 
     @property
     def tau_served(self) -> dict[str, float | None] | None:
-        """tau of the same prompts as SGLang served them, counted in the same way."""
+        """tau as SGLang served the gate's prompts, counted as by evaluate; None if it served none."""
         if self.served is None:
             return None
         return taus((prompt.sample.category, answer) for prompt, answer in self._served)
@@ -144,7 +144,7 @@ class Outcome:
 
 
 def taus(answers: Iterable[tuple[str, Decoded]]) -> dict[str, float | None]:
-    """tau = generated tokens / verification steps, of all answers and by category; None without a step."""
+    """tau = generated tokens / verification steps, under "all" and by category; None without a step."""
     return {name: served_tau(group) for name, group in by_category(answers).items()}
 
 

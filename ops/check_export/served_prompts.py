@@ -109,9 +109,9 @@ def departures(prompts: Sequence[Prompt], served: Sequence[Decoded]) -> list[Dep
 
 
 def departure_mistakes(found: Sequence[Departure], prompts: int, cause: Finding) -> Iterator[Finding]:
-    """One mistake for answers that differ, and one for accepted lengths.
+    """One mistake for all answers that differ, and one for all accepted lengths that differ.
 
-    found: those that are not ties, out of `prompts`. cause: the reason found for one of them.
+    found: the departures that are no ties. prompts: the number of prompts. cause: the reason found for one of them.
     """
     answers = [departure for departure in found if departure.position is not None]
     if answers:
@@ -130,7 +130,7 @@ def departure_mistakes(found: Sequence[Departure], prompts: int, cause: Finding)
 
 
 def tau_of(prompts: Sequence[Prompt]) -> Tau:
-    """tau of these prompts in `evaluate`, with its interval."""
+    """tau of the gate's prompts in `evaluate`, with its interval."""
     return acceptance_length([Decoded(prompt.tokens, prompt.accepted) for prompt in prompts], RESAMPLINGS, seed=0)
 
 

@@ -91,7 +91,7 @@ def _row(record: Record) -> BenchmarkRow | Misfit:
 
 
 def _form_mistake(row: Any) -> str:
-    """The mistake in a row, or an empty string: by the rules of all data files, and those of a benchmark."""
+    """The mistake in a row of a benchmark, by the rules of all data files and those of a benchmark; "" for none."""
     return row_mistake(row) or next(_lacking(row), "")
 
 

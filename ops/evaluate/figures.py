@@ -12,7 +12,7 @@ from ops.evaluate.intervals import ALL
 
 
 def figures(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
-    """(Name, figure) for each curve of report.json, none without a step; and of a confidence head, if there is one."""
+    """The name and figure of each curve of report.json; none without a step. A confidence head adds one."""
     if report["tau"][ALL]["steps"]:
         yield "acceptance_by_slot", slots_figure(report)
         yield "accepted_lengths", lengths_figure(report)
@@ -60,7 +60,9 @@ def position_figure(report: Mapping[str, Any]) -> Figure:
 
 
 def reliability_figure(report: Mapping[str, Any], confidence: Mapping[str, Any]) -> Figure:
-    """The share of accepted slots over what the confidence head said of them, by bins; areas by their slots."""
+    """A figure of the share of accepted slots over the predicted confidence, by bins; areas show the number
+    of slots.
+    """
     figure, axes = _empty(report)
     parts = confidence["reliability"]
     said, accepted = ([part[name] for part in parts] for name in ("confidence", "accepted"))

@@ -90,8 +90,9 @@ class Evaluate:
 
     @staticmethod
     def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
-        """Checks that blocks are at most those of the training, if the pipeline trains the draft, and that the split is
-        the one that ingest gives to all samples, if it does.
+        """Mistakes against nodes above: blocks larger than in training, or a split that ingest leaves empty.
+
+        Each is checked only if the pipeline has that node.
         """
         size, trained = values.get("block_size"), above("draft", "draft").get("block_size")
         wrong = {}
@@ -122,5 +123,5 @@ class Evaluate:
         return () if self.benchmark is None else ("jinja2",)
 
     def chosen_code(self) -> tuple[str, ...]:
-        """The draft's algorithm is known once it is there: of all of them."""
+        """The code of all draft algorithms, since the draft's is known only once it exists."""
         return code_of(algorithm_names(), "model")

@@ -46,10 +46,10 @@ SHOWN = 100
 
 @frozen(eq=False)
 class Prompt:
-    """A prompt whose images are read when they are needed.
+    """A prompt whose images are read only when needed.
 
-    origin: where a user finds it. length: in tokens, those of the images included. sample: reads the target's input,
-    its first `prompt_tokens` tokens.
+    origin: where a user finds it. length: in tokens, including images. sample: reads the target's input, of which the
+    first `prompt_tokens` tokens are the prompt.
     """
 
     origin: str
@@ -86,7 +86,7 @@ def processor_of(stage: Stage, target: Target) -> Processor:
 
 
 def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Processor) -> list[Prompt]:
-    """The first `max_prompts` of each category, in the order of the split or the file.
+    """The prompts to evaluate: the first `max_prompts` of each category, in the order of the split or the file.
 
     Raises DataError if the target cannot read them.
     """
@@ -145,7 +145,7 @@ def _sample(
 def first_of_each(
     prompts: Iterable[Prompt], max_prompts: int | None, info: Callable[[str], None] | None = None
 ) -> list[Prompt]:
-    """The first `max_prompts` of each category, all of them if that is None. info: gets how many are omitted."""
+    """The first `max_prompts` prompts of each category, all for None. info: is told how many are omitted."""
     seen: Counter[str] = Counter()
     chosen = []
     for prompt in prompts:
@@ -171,13 +171,11 @@ def check_lengths(
     max_new_tokens: int,
     field: str = "max_new_tokens",
 ) -> None:
-    """Raises DataError that names every prompt whose answer could end after the last position of target or draft.
+    """Check that no answer can go beyond the last position of target or draft. Raises DataError that names all prompts.
 
-    There RoPE's angles are untrained: nothing fails, but answers are poor and tau is low, and a serving engine rejects
-    such a request. Tokens are counted as engines do it, with those of images.
-
-    text: the part of the target's config.json that describes the language model. field: the config field of
-    max_new_tokens.
+    Beyond it RoPE's angles are untrained: nothing fails, but answers are poor, tau is low, and a serving engine rejects
+    the request. Tokens are counted as in engines, including images. text: the language model's part of the target's
+    config.json. field: the config field of max_new_tokens.
     """
     limits = {
         "target": context_length(text),

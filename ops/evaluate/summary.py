@@ -77,7 +77,7 @@ class Summary:
         return report
 
     def _by_category(self, answers: Sequence[Decoded]) -> dict[str, dict[str, float | None]]:
-        """tau over all prompts under "all", and for each category under its name."""
+        """tau over all prompts under "all", and of each category under its name."""
         groups = by_category(zip((result.category for result in self.results), answers, strict=True))
         draws, seed = self.config.bootstrap, self.config.seed or 0
         return {
@@ -127,7 +127,7 @@ class Summary:
 
 
 def prompt_row(result: PromptResult, prompt_tokens: int) -> dict[str, Any]:
-    """One line of prompts.jsonl."""
+    """The line of prompts.jsonl for one prompt."""
     speculative, identical = result.speculative, result.speculative.tokens == result.plain.tokens
     return {
         "id": result.id,
@@ -143,7 +143,7 @@ def prompt_row(result: PromptResult, prompt_tokens: int) -> dict[str, Any]:
 
 
 def metrics(report: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics by their names in MLflow, without unmeasured ones."""
+    """The measured metrics under their names in MLflow."""
     flat: dict[str, float | None] = {"eval/prompts": report["prompts"]}
     if report["lossless"] is not None:
         flat |= {"eval/lossless_errors": report["lossless"]["errors"], "eval/ties": report["lossless"]["ties"]}

@@ -65,10 +65,10 @@ class BatchResult:
 
 @define
 class Journal:
-    """Batches in a file, one a line, in the order in which they were decoded.
+    """A file of decoded batches, one a line, in the order of decoding.
 
-    wanted: the ids of all prompts in that order. An incomplete line, left by a kill, is truncated, and so are results
-    of other prompts.
+    wanted: the ids of all prompts in that order. A last line cut by a kill is removed, and so are results of other
+    prompts.
     """
 
     path: Path
@@ -131,7 +131,7 @@ class Decoder:
         return decode_speculative_batch(self.target, draft, samples, self.settings, self.use, clock)
 
     def batch(self, prompts: Sequence[Prompt], plain_first: bool) -> BatchResult:
-        """Decodes one batch both ways, and then with the random draft, which is not timed."""
+        """Decode one batch plainly and speculatively, with times, and then with the random draft, without."""
         samples = [prompt.sample() for prompt in prompts]
         ways: dict[str, Callable[[DecodeClock], list[Decoded]]] = {
             "plain": lambda clock: self.plain(samples, clock),
@@ -185,7 +185,7 @@ def decode_in_turns(
 
 
 def _warm_up_samples(prompts: Sequence[Prompt], order: Sequence[int], batch_size: int) -> list[TokenSample]:
-    """The shortest remaining ones, as many as a batch; the last has an image if any prompt has one."""
+    """The shortest remaining samples, as many as a batch; the last one has an image if any prompt has one."""
     samples = [prompts[place].sample() for place in order[:batch_size]]
     if not any(len(sample.image_grid_thw) for sample in samples):
         others = (prompts[place].sample() for place in order[batch_size:])

@@ -29,10 +29,10 @@ NOT_SHOWN = frozenset({"seed", "warm_start"})  # of the training's fields; both 
 
 @frozen(kw_only=True)
 class CardFacts:
-    """The facts of a card. target is target.json, training is training.json; both digests are those of the store.
+    """The facts for a model card. target: target.json. training: training.json. Both digests are the store's.
 
-    dtype: of the draft's weights. served: as `dflow serve` starts the target. formats: those of the export. training
-    and its digest are None for a draft that was trained elsewhere, with `imported` of its config.json in their place.
+    dtype: of the draft's weights. served: how `dflow serve` starts the target. formats: of the export. For a draft that
+    was trained elsewhere, training and its digest are None, and `imported` of its config.json is given.
     """
 
     draft: DraftConfig
@@ -79,7 +79,7 @@ def with_place(text: str) -> str:
 
 
 def with_measured(card: str, text: str) -> str:
-    """The card with `text` as its section of accepted lengths; at the end if the card has no such place."""
+    """The model card with `text` as its section on accepted lengths; appended if the card has no such section."""
     before, begin, rest = card.partition(BEGIN)
     _old, end, after = rest.partition(END)
     if not begin or not end:
@@ -206,7 +206,7 @@ def _draft(facts: CardFacts) -> str:
 
 
 def rotary_warning(partial_rotary_factor: float) -> str | None:
-    """What to know of a draft that rotates only a part of its heads; None for one that rotates all."""
+    """A warning about a draft that rotates only a part of each head; None for one that rotates all."""
     if partial_rotary_factor == 1:
         return None
     return (
@@ -271,7 +271,7 @@ def _tracking(digest: str | None) -> str:
 
 
 def _plain(value: object) -> str:
-    """A value as a pipeline file has it, without quotes and brackets."""
+    """A value as text in a pipeline file's style, without quotes and brackets."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):

@@ -79,7 +79,7 @@ def write_speculators(folder: Path, shape: DraftConfig, dtype: str, verifier: Ve
 
 
 def check_training(path: Path, shape: DraftConfig, captured: Mapping[str, Any]) -> None:
-    """Raises DataError if a draft's config.json differs from that of its training features (training.json)."""
+    """Check a draft's config.json against its training features (training.json). Raises DataError if they differ."""
     differing = [
         f"{name}: {json.dumps(value)} in config.json, {json.dumps(captured[name])} in training.json"
         for name, value in (

@@ -82,7 +82,9 @@ def _ids(config: FinetuneVlm, tokens: TokensForecast | None) -> dict[str, Any]:
 
 
 def _growth(config: FinetuneVlm, context: PlanContext) -> Growth | None:
-    """The steps, and the compared answers of val and test; those of val also after every eval_every steps."""
+    """The growth from trial to full run: steps, and compared answers of val and test; val repeats after eval_every
+    steps.
+    """
     if context.trial is None:
         return None
     counted = first_counted(context.inputs["tokens"])

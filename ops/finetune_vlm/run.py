@@ -130,7 +130,7 @@ class _Training:
             self.report()
 
     def _stop_if_asked(self) -> None:
-        """Save, and raise StopRequested on all ranks, if one of them received a stop request."""
+        """Save a checkpoint, and raise StopRequested on all ranks, if one of them received a stop request."""
         if rank_group.any_rank(self.stage.stop_requested(), self.parallel.device):
             self.checkpoints.save(self.state)
             self.checkpoints.wait()
@@ -139,10 +139,10 @@ class _Training:
             )
 
     def one_step(self) -> None:
-        """Forward, backward and update over one global step; its row goes into the history.
+        """Train one global step: forward, backward and update; its row goes into the history.
 
-        A step without an answer token, without a trained part (an image, if all else is frozen), or with a non-finite
-        loss or gradient updates nothing.
+        Nothing is updated without an answer token, without a trained part (such as an image, if all else is frozen), or
+        with a non-finite loss or gradient.
         """
         config, optimizer = self.config, self.state.optimizer
         samples = self.order.samples(self.state.step + 1)
@@ -187,10 +187,10 @@ class _Training:
         return float(rank_group.summed(total))
 
     def _forget_unseen(self) -> None:
-        """A step without an image does not change the vision tower.
+        """Remove the vision tower's gradients after a step without an image, so that it does not change.
 
-        One process has no gradients there; the image of weight zero that ranks run would give zero gradients, to which
-        weight decay and AdamW's moments would still apply.
+        Ranks run an image of weight zero, whose zero gradients would still trigger weight decay and AdamW's moments. A
+        single process has no such gradients.
         """
         for name, parameter in self.state.model.named_parameters():
             if self.parts[name] in SEEING:
@@ -336,9 +336,9 @@ def _parallel(config: FinetuneVlm, stage: Stage, target: Target) -> ParallelTarg
 
 
 def _identity(config: FinetuneVlm, stage: Stage) -> dict[str, Any]:
-    """What a checkpoint must match: the config without neutral fields, and the tokens.
+    """The facts that a checkpoint must match: the config without neutral fields, and the tokens.
 
-    External fields are left out: the work folder is of the content that they name, whose path may have changed.
+    External fields are left out: the work folder belongs to their content, and their path may have changed.
     """
     fields = op_of(config).fields.values()
     values = {entry.name: getattr(config, entry.name) for entry in fields if not (entry.neutral or entry.external)}
@@ -346,7 +346,7 @@ def _identity(config: FinetuneVlm, stage: Stage) -> dict[str, Any]:
 
 
 def training_figure(losses: Sequence[float], val_losses: Sequence[float], accuracies: Sequence[float]) -> Figure:
-    """One value a step; nan where a step was skipped or nothing was measured."""
+    """A figure of losses and accuracies. Each list has one value per step; NaN where skipped or not measured."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(range(1, len(losses) + 1), losses, linewidth=0.8, label="train loss")

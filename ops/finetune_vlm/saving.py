@@ -49,10 +49,11 @@ def save_target(parallel: ParallelTarget, directory: Path, source: Path | None =
 
 @contextmanager
 def whole_target(parallel: ParallelTarget, saved: Path) -> Iterator[Target]:
-    """The target to decode with, in evaluation mode: on every rank the one in `saved`.
+    """Open a context with the target to decode with, in evaluation mode; with several ranks, each loads it from
+    `saved`.
 
-    Sharded layers only work in lockstep over all ranks, ranks that share sequences keep no cache, and masters differ
-    from what is written in bfloat16. One process in float32 uses the target in memory, which is the same.
+    Sharded layers only work in lockstep, ranks that share sequences keep no cache, and masters differ from what is
+    written in bfloat16. One process in float32 uses the equal target in memory.
     """
     target = parallel.target
     if _differs_from_saved(parallel):
@@ -67,9 +68,9 @@ def whole_target(parallel: ParallelTarget, saved: Path) -> Iterator[Target]:
 
 @contextmanager
 def saved_for_now(parallel: ParallelTarget, folder: Path, source: Path | None = None) -> Iterator[Path]:
-    """A folder with the current target, removed afterwards; empty if whole_target does not read it.
+    """Open a context with a folder that holds the current target, removed afterwards; empty if whole_target needs none.
 
-    All ranks leave it after the same batch; if one fails, the others do not wait for it.
+    All ranks leave it after the same batch; if one fails, the others do not wait.
     """
     if not _differs_from_saved(parallel):
         yield folder
@@ -85,7 +86,7 @@ def saved_for_now(parallel: ParallelTarget, folder: Path, source: Path | None = 
 
 
 def _differs_from_saved(parallel: ParallelTarget) -> bool:
-    """Whether the written target differs from the one in memory, and answers must be those of the former."""
+    """Whether the written target differs from the one in memory, so that answers must be made by the written one."""
     return parallel.world_size > 1 or parallel.dtype != torch.float32
 
 

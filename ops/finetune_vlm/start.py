@@ -29,11 +29,10 @@ BETAS = (0.9, 0.95)
 def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tuple[Target, Path | None]:
     """The target with float32 weights, and the directory of its checkpoint.
 
-    For several ranks it is on the CPU, and as it is stored: all ranks of a machine share the files' pages until each
-    has its part of the masters (see ParallelTarget).
-
-    Raises DataError for an unknown name, a checkpoint that cannot be a target, and tokens that do not fit it; and
-    ConfigError, before weights are read, for ranks that cannot share its sequences.
+    For several ranks it stays on the CPU in its stored dtype: all ranks of a machine share the files' pages until each
+    has its part of the masters (see ParallelTarget). Raises DataError for an unknown name, an unsuitable checkpoint,
+    and tokens that do not fit it. Raises ConfigError, before weights are read, for ranks that cannot share its
+    sequences.
     """
     device = stage.device if stage.world_size == 1 else "cpu"
     if is_builtin(config.init):
@@ -68,7 +67,7 @@ def _builtin(config: FinetuneVlm, reader: TokenReader, device: str) -> Target:
 
 
 def parts_of(target: Target) -> dict[str, Part]:
-    """Name of every parameter -> its part. A head of its own belongs to the embeddings."""
+    """The part to which each parameter belongs, by the parameter's name. An untied head belongs to the embeddings."""
     ends = {id(target.embed_weight), id(target.head_weight)}
     return {
         name: "embeddings" if id(parameter) in ends else target.family.part_of(name)

@@ -150,10 +150,10 @@ def digit_png(ink: np.ndarray) -> bytes:
 
 
 def digit_facts(ink: np.ndarray, digit: int) -> dict[str, str]:
-    """All facts for the answers, as text. ink: int [8, 8], 0..16.
+    """Facts about a digit's image for answers, as text. ink: int [8, 8], 0..16.
 
-    Sums are in units of ink; `_rounded` and the middle are to the nearest 10, percentages to the nearest 5, centres
-    of mass to the nearest tenth of a cell, halves up. The middle is rows and columns 3 to 6; a corner is 2 x 2 cells.
+    Sums are in units of ink. `_rounded` and the middle are rounded to 10, percentages to 5, centres of mass to a tenth
+    of a cell, halves up. The middle is rows and columns 3 to 6; a corner is 2 x 2 cells.
     """
     total = int(ink.sum())
     dark = ink >= DARK
@@ -256,7 +256,7 @@ def _class(value: int, bounds: tuple[int, int], names: tuple[str, str, str]) -> 
 
 
 def _extent(line: np.ndarray) -> int:
-    """Cells from the first dark one to the last, both counted."""
+    """The number of cells from the first dark one to the last, inclusive."""
     dark = np.flatnonzero(line)
     return int(dark[-1] - dark[0]) + 1 if dark.size else 0
 

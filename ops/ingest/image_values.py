@@ -40,11 +40,10 @@ SHOWN = 120
 
 @frozen
 class ImageFinder:
-    """Finds the images of rows.
+    """Finds the images that rows name.
 
-    root            the folder of relative paths, which no path leaves without allow_outside
-    image_root      the value of that field, if the root is by it
-    remedy          what to do about a path that does
+    root            the folder of relative paths, which no path leaves without allow_outside image_root      the field's
+    value, if it set the root remedy          what to do about a path that leaves the root
     """
 
     root: Path

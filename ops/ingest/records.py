@@ -38,10 +38,9 @@ Numbered = tuple[int, int, Any, str]  # line or place, bytes read, value, mistak
 class Record:
     """One row of a source, or the mistake in it.
 
-    number  within the file, from 1: the line, the row, or the element of an array
-    origin  the text before the number in messages: "file:", "file: row ", or "file: element "
-    folder  of relative image paths
-    share   of the file read so far, 0..1
+    number  within the file, from 1: the line, the row, or the element of an array origin  the text before the number in
+    messages: "file:", "file: row ", or "file: element " folder  the start of relative image paths share   of the file
+    read so far, 0..1
     """
 
     number: int
@@ -87,7 +86,9 @@ def _numbered(file: Path, elements: Iterator[Numbered]) -> tuple[str, Iterator[N
 
 
 def _lines(file: Path) -> Iterator[Numbered]:
-    """(line, bytes read, value, mistake) of every line that is not blank; one that is too long ends the reading."""
+    """The line number, bytes read, value and mistake of every line that is not blank. A line too long ends
+    the reading.
+    """
     read = 0
     for number, line in bounded_lines(file, LONGEST):
         read += len(line)
@@ -240,7 +241,7 @@ def csv_records(file: Path) -> Iterator[Record]:
 
 
 def names_rows(file: Path) -> bool:
-    """Whether the columns are those of rows that ingest reads: other CSV files lie beside images."""
+    """Whether a CSV file has the columns of rows that ingest reads; other CSV files may lie beside images."""
     try:
         _, columns, mistake = next(_Rows(file), (0, [], "empty"))
     except OSError:

@@ -145,7 +145,7 @@ def is_valid_text(text: str) -> bool:
 
 
 def _questions(row: dict[str, Any]) -> list[str]:
-    """The keys of ANSWERS whose form the row has; a prompt needs no answer, the others the column of theirs."""
+    """The question keys of a row that also has a matching answer column; a prompt needs none. See ANSWERS."""
     return [
         key
         for key, answers in ANSWERS.items()
@@ -189,7 +189,7 @@ def _question_mistake(row: dict[str, Any], key: str) -> str:
 
 
 def _keyed_turns(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(Key, the list of its turns, or what is there in its place) in order."""
+    """Pairs of a key and the list of its turns, in order; or the key's own value if that is no list of turns."""
     for key in TURNS:
         if row.get(key) is not None:
             yield key, _turns_of(row[key])
@@ -212,7 +212,7 @@ def _said(role: str, value: Any) -> Any:
 
 
 def _turns_of(value: Any) -> Any:
-    """The columns of an older Hugging Face `Sequence` ({"from": [...], "value": [...]}) as rows; others as they are."""
+    """The rows of an older Hugging Face `Sequence` ({"from": [...], "value": [...]}); other values are unchanged."""
     if not (isinstance(value, dict) and all(isinstance(column, list) for column in value.values())):
         return value
     if len({len(column) for column in value.values()}) != 1:
@@ -221,10 +221,10 @@ def _turns_of(value: Any) -> Any:
 
 
 def _key_mistake(row: dict[str, Any], key: str) -> str:
-    """A misspelt key loses data, other columns (image_id, idx) are normal.
+    """The mistake in a misspelt key, which would lose data; "" for other columns, such as image_id or idx.
 
-    A key that is one slip of the keyboard away from one that is not given, and has a value as that would have, is
-    misspelt; so is one that resembles it less where the value tells the two apart. The turns are always given.
+    A key is misspelt if it is one typing slip away from a key that is missing, and its value fits that key. A less
+    similar key counts too if the value decides. The turns always count as given.
     """
     values = _as_list(row[key])
     if key in KEYS or not values:
@@ -300,7 +300,7 @@ def _part_mistake(part: Any) -> str:
 
 
 def _as_list(value: Any) -> list[Any]:
-    """One value or several, without "" and those that are none."""
+    """The members of a list, or a single value as a list; without "" and missing values."""
     members = value if isinstance(value, list) else [value]
     return [member for member in members if not (member == "" or is_none(member))]
 
@@ -327,7 +327,9 @@ REFUSED_PLACEHOLDERS = (("<video>", VIDEO), ("<audio>", AUDIO))
 
 @frozen
 class Placed:
-    """An image within a turn: its value, or the index of one of the row's images, or neither: the next of them."""
+    """The place of an image within a turn: its value, or the index of one of the row's images; neither: the
+    next image.
+    """
 
     value: Any = None
     index: int | None = None
@@ -424,7 +426,7 @@ def _of_part(part: dict[str, Any], role: str) -> list[str | Placed]:
 
 
 def _joined(items: Iterable[str | Placed]) -> list[str | Placed]:
-    """Adjacent texts as one, without empty texts."""
+    """The items with adjacent texts joined, and without empty texts."""
     joined: list[str | Placed] = []
     for is_text, run in groupby(items, key=lambda item: isinstance(item, str)):
         members = list(run)
@@ -472,7 +474,7 @@ def _check(turns: list[tuple[str, list[str | Placed], str | None]], require_answ
 def _place_images(
     turns: list[tuple[str, list[str | Placed], str | None]], own: list[Any]
 ) -> tuple[tuple[Turn, ...], list[Any]]:
-    """The turns with their places for images, and the images in the order of the places; own: those of the row."""
+    """The turns with places for images, and the images in the order of the places. own: the row's images."""
     places = [item for _, items, _ in turns for item in items if isinstance(item, Placed)]
     placed = tuple(Turn(role, tuple(map(_part, items)), reasoning) for role, items, reasoning in turns)
     if not places:

@@ -116,8 +116,10 @@ def category(sample: RawSample) -> str:
 
 
 def last_hashes(config: Ingest, max_samples: int) -> tuple[dict[str, dict[str, int]], dict[Group, int]]:
-    """(Number of samples in the source, by category and split; the last hash to keep in every group, -1 for none):
-    max_samples of each category, distributed over its splits.
+    """The number of samples in the source by category and split, and the last hash to keep in every group (-1 for
+    none).
+
+    Up to max_samples of each category are kept, distributed over its splits.
     """
     smallest: dict[Group, list[int]] = defaultdict(list)  # heaps of negative hashes: the largest hash on top
     counts: Counter[Group] = Counter()

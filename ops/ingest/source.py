@@ -24,7 +24,9 @@ REMEDY = 'say which: format = "json", "csv", "parquet", "arrow" or "image-folder
 
 
 class UnknownFormat(DataError):
-    """Data that does not show its format. found: what is there; otherwise: a remedy beside naming the format."""
+    """An error for data whose format cannot be told. found: what is there. otherwise: a remedy besides naming the
+    format.
+    """
 
     def __init__(self, found: str, otherwise: str = "") -> None:
         super().__init__(found, otherwise)
@@ -114,7 +116,7 @@ def split_named(name: str) -> str | None:
 
 
 def _check_inside(files: list[Path], source: Path) -> None:
-    """Raises DataError for a link that leads out of the source, unless to the files of the Hub's cache beside it."""
+    """Check that no link leads out of the source, except to the Hub's cache beside it. Raises DataError."""
     own = source.resolve()
     blobs = own.parent.parent / "blobs" if own.parent.name == "snapshots" else own
     for file in files:
@@ -127,7 +129,7 @@ def _check_inside(files: list[Path], source: Path) -> None:
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of a format in a folder and the folders in it; without those that `datasets` and the Hub add."""
+    """The files of a format in a folder and its subfolders, except files that `datasets` and the Hub add."""
     found = [file for pattern in ("*", "*/*") for file in folder.glob(pattern) if file.suffix.lower() in suffixes]
     described = ("dataset_info.json", "dataset_infos.json", *ARROW_FILES)
     relative = (file for file in found if file.name not in described and file.is_file())

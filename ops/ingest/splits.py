@@ -33,8 +33,9 @@ def kept_of(config: Ingest, counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def quotas(counts: Mapping[str, int], limit: int | None, least: int = 1) -> dict[str, int]:
-    """Distributes `limit` over groups by their sizes, by largest remainder; each gets `least`, or all that it has, if
-    the limit allows as many for each.
+    """Distribute `limit` over groups by their sizes, with the largest remainders rounded up.
+
+    Each group gets at least `least`, or all that it has, if the limit suffices for all groups.
     """
     total = sum(counts.values())
     if limit is None or limit >= total:

@@ -45,10 +45,11 @@ def parquet_records(file: Path, *, with_bytes: bool = True) -> Iterator[Record]:
 
 
 def arrow_records(folder: Path, allow_outside: bool = False) -> Iterator[tuple[str | None, Iterator[Record]]]:
-    """(Name of the division or None, its rows) of a folder that `datasets.Dataset(Dict).save_to_disk` wrote.
+    """Pairs of a division's name (or None) and its rows, from a folder written by
+    `datasets.Dataset(Dict).save_to_disk`.
 
-    allow_outside: its files may be links that lead out of it; names of files elsewhere are refused all the same.
-    Images stay encoded. Raises DataError without the library, and for a folder it cannot read, that names files
+    allow_outside: the folder's files may be links that lead out of it; names of files elsewhere are still refused.
+    Images stay encoded. Raises DataError without the library, and for a folder that it cannot read, that names files
     elsewhere, or that unpacks to too much.
     """
     try:
@@ -69,8 +70,9 @@ def arrow_records(folder: Path, allow_outside: bool = False) -> Iterator[tuple[s
 
 
 def check_names(folder: Path, allow_outside: bool) -> None:
-    """The descriptions of an Arrow data set name its files and divisions by paths, which must not lead out of it, but
-    for links with allow_outside.
+    """Check that an Arrow data set's descriptions name only files inside it. Raises DataError.
+
+    allow_outside: these files may be links that lead out of it.
     """
     for file in [folder / "dataset_dict.json", *sorted(folder.glob("**/state.json"))]:
         if file.is_file():

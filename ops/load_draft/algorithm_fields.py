@@ -170,7 +170,7 @@ def _confidence(reading: Reading) -> tuple[bool, bool]:
 
 
 def _without_bias(reading: Reading, why: str, confidence: bool) -> AlgorithmFields:
-    """Plain DFlash whose slot 0 predicts a token: DSpark with a bias of zero, the layout in which engines serve it."""
+    """The fields of plain DFlash whose slot 0 predicts a token: DSpark with zero bias, as engines serve this layout."""
     reading.notes.append(
         f"{why}: plain DFlash whose slot 0 predicts a token; written as DSpark with a bias of zero, since engines "
         "serve this layout as DSpark only"

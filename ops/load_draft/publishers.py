@@ -105,11 +105,11 @@ NESTED = {LAYERS: list[int], "causal": bool, "use_swa": bool, "swa_window_size":
 
 @frozen(kw_only=True)
 class Publisher:
-    """Publisher of draft directories, with what its class assumes and its files may have.
+    """A publisher of draft directories: what its class assumes, and what its files may hold.
 
-    defaults: of its class, beside those of Qwen3Config. keys: what it adds to `KEYS`. layers_from: what an id of 0
-    names, as an offset to the output of the target's first layer. fills_layers: whether its class chooses target layers
-    that the file leaves open.
+    defaults: of its class, besides those of Qwen3Config. keys: additions to `KEYS`. layers_from: what layer id 0 means,
+    as an offset to the output of the target's first layer. fills_layers: whether its class chooses target layers that
+    the file omits.
     """
 
     name: str
@@ -185,7 +185,7 @@ WANTED = {
 
 @define
 class Reading:
-    """A config.json with its nests flattened, and what comes up while it is read."""
+    """A config.json being read: its nested tables flattened, with values, assumptions, notes and mistakes."""
 
     publisher: Publisher
     algorithm: str
@@ -254,7 +254,9 @@ class Reading:
 
     @property
     def layer_ids(self) -> list[int]:
-        """The target layers in the order of the file, whose id 0 is the first layer's output, as in `DraftConfig`."""
+        """The target layers in the order of the file, converted so that id 0 is the first layer's output, as in
+        `DraftConfig`.
+        """
         ids = self.values.get(self.layers_key) or self.assumed.get(LAYERS) or ()
         return [layer + self.publisher.layers_from for layer in ids]
 

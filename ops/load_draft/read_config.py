@@ -49,11 +49,11 @@ IMPORT_AGAIN = "import the draft again from where it came"
 
 @frozen(kw_only=True)
 class ReadDraft:
-    """Draft's config as read from anybody's config.json.
+    """A draft's config, as read from a config.json of any publisher.
 
-    config: the draft's. assumed: field -> value, of those that the file leaves open. notes: what was read otherwise
-    than it is written. layer_order: for each of config.target_layer_ids, its place among the columns of fc.weight.
-    has_bias, confidence_reads_token: which tensors of DSpark there are, as in `AlgorithmFields`.
+    config: the draft's. assumed: field -> value, of fields that the file omits. notes: on values that were read
+    otherwise than written. layer_order: for each of config.target_layer_ids, its place among the columns of fc.weight.
+    has_bias, confidence_reads_token: which of DSpark's tensors exist, as in `AlgorithmFields`.
     """
 
     publisher: str
@@ -125,9 +125,9 @@ def _of_dflow(config: Mapping[str, Any], target: Mapping[str, Any] | None, parti
 def record_mistakes(
     config: Mapping[str, Any], target: Mapping[str, Any] | None = None, pad_token_ids: Collection[int] = ()
 ) -> list[Finding]:
-    """The fields of an export of dflow that were changed since it was written; none of a draft of others.
+    """Mistakes for the fields of a dflow export that were changed since it was written; none for other drafts.
 
-    target: its target.json, None if it is not known yet.
+    target: the target's target.json, None if not known yet.
     """
     record = table_of(config, OF_DFLOW)
     if not record:
@@ -189,10 +189,10 @@ def _shape(
 
 
 def _windows(reading: Reading, layers: int) -> dict[str, Any]:
-    """layer_types and sliding_window, by all keys that decide on windows and causality.
+    """The values of layer_types and sliding_window, found from all keys about windows and causality.
 
-    In dflow, a sliding layer is causal and a full one is not; transformers' Qwen3Config forgets the window without
-    use_sliding_window, and derives layer_types that are not given.
+    In dflow, a sliding layer is causal and a full one is not. transformers' Qwen3Config ignores the window without
+    use_sliding_window, and derives missing layer_types.
     """
     slides = bool(reading.get("use_sliding_window"))
     types, window = reading.values.get("layer_types"), reading.values.get("sliding_window")
@@ -212,8 +212,9 @@ def _windows(reading: Reading, layers: int) -> dict[str, Any]:
 
 
 def _swa_types(reading: Reading, types: list[str]) -> list[str]:
-    """The kinds of layers with ModelOpt's use_swa, as vLLM serves it: those of layer_types where one slides, and
-    otherwise windows in all layers, which are causal only where the file says so.
+    """The kinds of layers with ModelOpt's use_swa, as vLLM serves it.
+
+    They are those of layer_types if one slides; otherwise all layers slide, and are causal only if the file says so.
     """
     if SLIDING_ATTENTION in types:
         return types
@@ -224,7 +225,9 @@ def _swa_types(reading: Reading, types: list[str]) -> list[str]:
 
 
 def _swa_window(reading: Reading, window: int | None) -> int | None:
-    """ModelOpt's own name of the window; its blocks see all of themselves, so they must fit into it."""
+    """The sliding window, which ModelOpt calls swa_window_size. A block sees all of itself, so it must fit
+    the window.
+    """
     size, block = reading.values.get("swa_window_size", window), reading.values.get("block_size")
     if window is not None and size != window:
         reading.refuse("sliding_window", window, f"swa_window_size = {size}")
@@ -256,7 +259,7 @@ def _refuse_causality(reading: Reading, types: list[str]) -> None:
 
 
 def _refuse_other_sizes(reading: Reading, shape: Mapping[str, Any]) -> None:
-    """A vocabulary or a hidden size of its own."""
+    """Refuse a draft with its own vocabulary or hidden size, other than the target's."""
     if reading.publisher is SPECULATORS:
         reading.get("draft_vocab_size")
     values = reading.assumed | reading.values

@@ -77,7 +77,7 @@ def read_rope(config: Mapping[str, Any], partial: float | None = None) -> Rope:
 
 
 def _tables(config: Mapping[str, Any], rope: Rope) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The tables of parameters and their names; one for each kind of layer gives one table, if they are the same."""
+    """The tables of RoPE parameters, with their names; equal tables for each kind of layer count as one."""
     for name in TABLES:
         table = config.get(name)
         if table is None:

@@ -60,10 +60,10 @@ def _mask_notes(config: LoadTarget) -> tuple[str, ...]:
 
 
 def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, Any]:
-    """The config.json of a checkpoint directory; for a model id targets/<owner>/<name>/<commit>.json beside the
-    pipeline file or in pipelines/, else that of Hugging Face's cache. Nothing is downloaded.
+    """The config.json of a checkpoint directory, or of a model id; nothing is downloaded.
 
-    Raises NotKnown if there is none, and DataError for a file in place of a directory.
+    For a model id it is targets/<owner>/<name>/<commit>.json beside the pipeline file or in pipelines/, else in Hugging
+    Face's cache. Raises NotKnown if there is none, and DataError for a file in place of a directory.
     """
     directory = Path(checkpoint)
     if directory.is_file():
@@ -78,7 +78,7 @@ def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, 
 
 
 def snapshot(model_id: str, revision: str) -> Path:
-    """The folder of a commit in Hugging Face's cache, where it is if it was downloaded."""
+    """The folder of a commit in Hugging Face's cache; it exists only if the commit was downloaded."""
     return hub_cache() / f"models--{model_id.replace('/', '--')}" / "snapshots" / revision
 
 

@@ -54,7 +54,7 @@ SHOWN = 500  # characters of a server's message
 
 
 class Refused(Unusable):
-    """The server answers other conversations, but not this one: one of two reasons, and its message."""
+    """A server refuses one conversation, while it answers others."""
 
 
 class _Rejected(Exception):
@@ -67,7 +67,7 @@ class _Rejected(Exception):
 
 
 class _NoAttemptLeft(Exception):
-    """No attempt is left; the message is the outcome of the last one."""
+    """A request failed in all its attempts; the message is the outcome of the last one."""
 
 
 @frozen
@@ -80,7 +80,10 @@ class _Failed:
 
 @define
 class ChatClient:
-    """One server. info: reports a line to the user. requests, retries: made so far; models: served name -> owner."""
+    """A client of one chat server. info: reports a line to the user. requests, retries: made so far.
+
+    models: served name -> owner.
+    """
 
     config: RegenerateAnswers
     info: Callable[[str], None]
@@ -163,9 +166,9 @@ class ChatClient:
         return dialect
 
     async def _ask_trivial(self, dialect: str, retries: int) -> None:
-        """Requests one token in answer to a short question, with the parameters of all requests.
+        """Request one token in answer to a short question, with the parameters of all requests, as a test.
 
-        Raises DataError if the server rejects it, TransientError without an answer.
+        Raises DataError if the server rejects it, and TransientError without an answer.
         """
         question = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
         try:
@@ -231,7 +234,10 @@ class ChatClient:
             return _Failed(self._hidden(str(error)))
 
     def _unreachable(self, why: str) -> _Failed:
-        """Reported once for several requests, and at once, since all their retries may take long."""
+        """A failure for a server that cannot be reached, and a message to the user for the first of them.
+
+        The message comes at once, since all retries may take long.
+        """
         if not self._is_away:
             self._is_away = True
             again = f"retrying up to {self.config.retries} times"
@@ -358,8 +364,9 @@ class Reply:
     prompt_ids: list[int] | None
 
     def full_text(self, prompt_opens_thought: bool) -> str:
-        """Everything after the generation prompt. A server with a reasoning parser removes the thought and the white
-        space around it, which is restored as the families' templates write it.
+        """All text after the generation prompt. A thought that a server's reasoning parser removed is put back.
+
+        It is restored, with white space, as the families' templates write it.
         """
         if not self.thought:
             return self.text
@@ -368,7 +375,7 @@ class Reply:
 
 
 def parameters(config: RegenerateAnswers, dialect: str) -> dict[str, Any]:
-    """The parameters of all requests."""
+    """The parameters that all requests to the server share."""
     thinking = {} if config.enable_thinking is None else {"enable_thinking": config.enable_thinking}
     return {
         "model": config.model,
@@ -388,8 +395,9 @@ def request_seed(seed: int, key: Key) -> int:
 
 
 def wire_messages(messages: Messages, images: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Messages with their images, in order, as data URLs; without images a message is one text, which every server
-    accepts and none joins with blanks.
+    """The messages with their images, in order, as data URLs.
+
+    A message without images is a single text, which every server accepts, and none joins with blanks.
     """
     encoded = iter(images)
     return [{"role": message["role"], "content": _content(message, encoded)} for message in messages]
@@ -407,9 +415,10 @@ def _content(message: Mapping[str, Any], images: Iterator[bytes]) -> str | list[
 
 
 def data_url(encoded: bytes) -> str:
-    """An image that `decode` takes, as it was ingested. If engines would decode it to other pixels than dflow does
-    (rotated by EXIF data, 16-bit grey, which Pillow clips), or not know its format, it is sent as a PNG of dflow's
-    pixels.
+    """The data URL of an image; its bytes are unchanged if engines decode them to the same pixels as dflow.
+
+    Otherwise it is a PNG of dflow's pixels: for EXIF rotation, for 16-bit grey, which Pillow clips, and for formats
+    that engines may not know.
     """
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
         upright = orientation(image) == 1

@@ -74,8 +74,9 @@ class Prompts:
         return self.encoder.template.render(messages, prompt=True).rstrip().endswith(THINK)
 
     def ids(self, row: dict[str, Any], messages: Messages) -> tuple[list[int], int]:
-        """The ids of `sample` with one placeholder for each image, and their number with the tokens of images, none of
-        which is decoded. Raises Unusable.
+        """The prompt's token ids with one placeholder for each image, and their number with images expanded.
+
+        No image is decoded. Raises Unusable.
         """
         return prompt_ids(row["id"], messages, self.encoded_images(row, messages), self.encoder)
 
@@ -129,7 +130,7 @@ def turns_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def with_answers(turns: Messages, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """The turns with these answers in place of their own, up to the next answer, or to the end."""
+    """The turns with the given answers in place of their own, ending before the next answer, or at the end."""
     remaining, messages = iter(texts), []
     for turn in turns:
         if turn["role"] != "assistant":

@@ -26,10 +26,10 @@ class Sampling:
 
 
 def generate(target: Target, prompts: Sequence[TokenSample], draws_BN: Tensor, sampling: Sampling) -> list[list[int]]:
-    """The tokens of the answer to each prompt, with the EOS if the answer reached it.
+    """The answer to each prompt, as tokens, with EOS if the answer reached it.
 
     prompts: samples whose input_ids end with the generation prompt. draws_BN: float64 [B, max_new_tokens] in [0, 1),
-    see `uniform_draws`; a token depends only on its own row, except for the rounding of a batched forward pass.
+    see `uniform_draws`. A token depends only on its own row, except for rounding in a batched forward pass.
     """
     draws_BN = draws_BN.to(target.device)
 

@@ -61,7 +61,7 @@ class Request:
 
 @frozen(kw_only=True)
 class ServerUse:
-    """What a server did in one attempt, for one worker or for all of them. owner: of the model, if it was reported."""
+    """The use of a server in one attempt, by one worker or by all. owner: of the model, if reported."""
 
     requests: int
     retries: int
@@ -166,7 +166,9 @@ class EndpointAnswerer:
     async def _next(
         self, queue: Iterator[tuple[OpenShard, Conversation] | None]
     ) -> tuple[OpenShard, Conversation] | None:
-        """The next conversation, None after the last; the first that finds none now waits for it, the others for it."""
+        """The next conversation, None after the last. While none is free, the first caller waits, and others queue
+        behind it.
+        """
         async with self._taking:
             for entry in queue:
                 if entry is not None:
@@ -238,7 +240,7 @@ class EndpointAnswerer:
         return conversation.judged(answer, lambda messages: self.prompts.count(messages) - cut == reply.tokens)
 
     def _prompted_differently(self, conversation: Conversation, request: Request, reply: Reply) -> bool:
-        """Whether the server read another prompt, as far as it reports. Reported to the user once."""
+        """Whether the server reports that it read other prompt tokens. The user is told once."""
         if reply.prompt_ids is not None and not request.has_images:
             differently = reply.prompt_ids != request.prompt_ids
         else:  # engines replace image tokens by values of their own

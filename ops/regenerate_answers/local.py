@@ -49,9 +49,10 @@ class Answerer:
     def answer(
         self, rows: Sequence[dict[str, Any]], journal: Journal, report: Callable[[int], None]
     ) -> list[dict[str, Any]]:
-        """The outcome of each sample, in order. report(n): n of them are finished. Raises StopRequested.
+        """Answer samples, and return the outcome of each, in order. Raises StopRequested.
 
-        Batches are formed as if the journal were empty: answers must not depend on where an earlier attempt ended.
+        report: called with the number of finished samples. Batches are formed as if the journal were empty, since
+        answers must not depend on where an earlier attempt ended.
         """
         conversations = [Conversation(row) for row in rows]
         while pending := [conversation for conversation in conversations if not conversation.finished]:
@@ -88,7 +89,7 @@ class Answerer:
             conversation.take(journal.answers[conversation.key])
 
     def _generated(self, batch: Sequence[Conversation]) -> dict[Key, Answer]:
-        """The next answer of each conversation, from one batch."""
+        """The next answer of each conversation, all generated in one batch."""
         config = self.config
         draws = [uniform_draws(config.seed or 0, *each.key, config.max_new_tokens) for each in batch]
         prompts = [self.prompts.sample(each.row, each.messages) for each in batch]
@@ -104,5 +105,5 @@ class Answerer:
 
 
 def _added_to(before: int, progress: Callable[[int], None]) -> Callable[[int], None]:
-    """progress, called with samples in addition to those done before."""
+    """A progress function that adds the number of samples finished before to each report."""
     return lambda finished: progress(before + finished)

@@ -45,8 +45,9 @@ threads = threads_of_decoding
 
 
 def smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
-    """Samples tokens, and keeps every answer: a target trained for a few steps may repeat one token without text, and
-    its answers do not end.
+    """Fields for a smoke run: draw tokens at random, and keep every answer.
+
+    A target trained for a few steps may repeat one token without text, and its answers do not end.
     """
     return {
         "temperature": max(config.temperature, 1.0),
@@ -116,9 +117,10 @@ def _answered(config: RegenerateAnswers, samples: Counts) -> Amount:
 
 
 def missing_here(config: RegenerateAnswers) -> dict[str, str]:
-    """torchvision, if it resizes images, the server's API key, what the directory of a processor lacks, an
-    enable_thinking that its chat template does not read, limits of pixels that its own exclude, and limits beyond its
-    model's context; nothing if the answers of the data stay.
+    """Things that are missing on this machine or in the processor's files, by field.
+
+    They are: torchvision, if it resizes images; the server's API key; files of the processor; a chat template that
+    reads enable_thinking, if set; fitting pixel limits; and enough context. Empty if the data's answers are kept.
     """
     if config.answers == "data":
         return {}

@@ -144,7 +144,7 @@ def write_artifact(config: RegenerateAnswers, stage: Stage, folder: Path, served
 
 
 def write_once(stage: Stage, write: Callable[[], None]) -> None:
-    """Call `write` in one of the workers."""
+    """Call `write` in only one of the workers."""
     if stage.workers == 1:
         write()
     else:
@@ -152,7 +152,7 @@ def write_once(stage: Stage, write: Callable[[], None]) -> None:
 
 
 def write_given(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
-    """Write the samples as they were given. Raises DataError if none of them has an answer to train on."""
+    """Write the samples unchanged. Raises DataError if none of them has an answer to train on."""
     link_packs(folder, stage.out_dir)
     link_or_copy(folder / "samples.jsonl", stage.out_dir / "samples.jsonl")
     tally = Tally(stage, "regenerate")
@@ -218,7 +218,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
 
 
 def refusal(config: RegenerateAnswers, outcome: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(reason, detail) for which a sample is dropped, that of its first answer at fault; None if it is kept.
+    """The reason and a detail for dropping a sample, from its first faulty answer; None if it is kept.
 
     outcome: a line of a shard in the work folder, see `Conversation.outcome`.
     """
@@ -236,7 +236,7 @@ def refusal(config: RegenerateAnswers, outcome: Mapping[str, Any]) -> tuple[str,
 
 
 def other_tokens(spoilt: int, samples: int) -> str:
-    """What to do about samples, of those that were answered, whose tokens are not those that were generated."""
+    """Advice about answered samples whose text is tokenised otherwise than it was generated. spoilt: their number."""
     if 2 * spoilt > samples:
         return (
             f"remove the cause, since drop_retokenised = true would drop {spoilt:,} of {samples:,} samples; "

@@ -23,9 +23,9 @@ from ops.regenerate_answers.op import RegenerateAnswers
 class Answer:
     """One answer of the target, before any filter.
 
-    tokens: their number, EOS included; retokenised_differently: its text gives other tokens in tokenize_chat;
-    prompted_differently: a server read other tokens of the prompt than tokenize_chat. reason: why the answer cannot be
-    used, empty if it can.
+    tokens: their number, including EOS. retokenised_differently: tokenize_chat splits its text into other tokens.
+    prompted_differently: a server read other prompt tokens than tokenize_chat gives. reason: why the answer cannot be
+    used, "" if it can.
     """
 
     text: str
@@ -58,7 +58,7 @@ class Journal:
             self.answers |= {(sample_id, turn): Answer(**answer) for sample_id, turn, answer in json.loads(line)}
 
     def add(self, answers: Mapping[Key, Answer]) -> None:
-        """Keep the answers of one batch."""
+        """Append the answers of one batch to the journal's file."""
         with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(json_line([[*key, asdict(answer)] for key, answer in answers.items()]))
         self.answers |= answers

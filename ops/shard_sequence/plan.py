@@ -15,7 +15,7 @@ EPOCHS = 4
 
 
 def smoke(config: ShardSequence, samples: int) -> dict[str, Any]:
-    """A few samples make one step of an epoch: several of them, so that training can be measured."""
+    """Fields for a smoke run: several epochs, as the few samples make only one step each."""
     return {"epochs": max(config.epochs, EPOCHS)}
 
 

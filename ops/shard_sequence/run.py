@@ -21,7 +21,7 @@ from ops.shard_sequence.op import SPLIT, ShardSequence
 
 @frozen
 class Step:
-    """One global step: `samples` index the split's samples, `tokens` counts their padded tokens."""
+    """One global training step. samples: indices into the split's samples. tokens: including padding."""
 
     step: int
     epoch: int
@@ -64,7 +64,7 @@ def _statements(stage: Stage) -> dict[str, Any]:
 
 
 def _lengths(stage: Stage) -> list[int]:
-    """Tokens of each sample of the split, from the features or the tokens: the same for both."""
+    """The number of tokens of each sample in the split, from features or tokens, where it is equal."""
     features = stage.inputs.get("features")
     if features is not None:
         return FeatureReader(features, SPLIT).lengths

@@ -49,9 +49,11 @@ TrainOn = Literal["assistant", "last"]
 
 @frozen(eq=False)
 class Encoded:
-    """input_ids int64 [S], one placeholder per image; loss_mask bool [S], true for every learnt answer and
-    the EOS token that closes it, unless the answer was cut; loss_tokens: their number; prompt_tokens: tokens up
-    to and with the generation prompt of the last answer.
+    """A tokenised conversation.
+
+    input_ids int64 [S]: with one placeholder per image. loss_mask bool [S]: true for every learnt answer and the EOS
+    that closes it, unless the answer was cut. loss_tokens: their number. prompt_tokens: tokens up to the end of the
+    last answer's generation prompt.
     """
 
     input_ids: Tensor
@@ -85,9 +87,9 @@ class ChatEncoder:
     def encode(self, messages: Messages, cut: Sequence[bool] = ()) -> Encoded:
         """Tokenise chat messages whose last one is an answer.
 
-        cut: for each answer, whether it was cut; its EOS comes only from the template, so it is
-        not learnt. Raises Unusable; for one of MISFITS the sample or the chat template is at fault. Raises DataError if
-        the template takes too long.
+        cut: for each answer, whether it was cut off; then its EOS comes from the template only, and is not learnt.
+        Raises Unusable; with a reason in MISFITS, sample or chat template is at fault. Raises DataError if the template
+        takes too long.
         """
         rendered = self.template.finish(self._rendered(messages))
         return self._encoded(messages, cut, rendered, *self._tokenized([_tokenizable(rendered)]))
@@ -95,12 +97,11 @@ class ChatEncoder:
     def encode_batch(
         self, conversations: Sequence[Messages], cuts: Sequence[Sequence[bool]], ids: Sequence[str] | None = None
     ) -> list[Encoded | Unusable]:
-        """Does as `encode` does for each conversation, or says why it is unusable. ids: of the samples, for the
-        DataError.
+        """Tokenise several conversations; each result is as from `encode`, or the reason why it is unusable.
 
-        One call renders them all in another process, and one tokenises them all without Python's lock. So threads run
-        in parallel. The tokenizer's own threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would not
-        survive a fork.
+        ids: the samples' ids, for the DataError. All are rendered by one call in another process, and tokenised by one
+        call without Python's lock, so threads run in parallel. The tokenizer's own threads stay off
+        (TOKENIZERS_PARALLELISM is false in a stage): they would not survive a fork.
         """
         found = self.template.finish_all(
             [self._rendered(messages) for messages in conversations], ids or [None] * len(conversations)
@@ -167,7 +168,7 @@ class ChatEncoder:
         return cut
 
     def _closes(self, ids: np.ndarray) -> np.ndarray:
-        """Which tokens are an EOS, bool [S]."""
+        """A mask of the tokens that are an EOS, bool [S]."""
         first, *others = self.processor.eos_token_ids
         found = ids == first
         for token in others:
@@ -213,11 +214,11 @@ def _token_at(tokens: Encoding, start: int, text: str) -> int:
 
 
 def _last_token(tokens: Encoding, closing: np.ndarray, first: int, end: int | None) -> int | None:
-    """The EOS token that closes an answer from token `first` on, or None without one.
+    """The index of the EOS token that closes an answer which starts at token `first`; None without one.
 
-    closing: the places of all EOS tokens, int [E]. Without a mark it is the first of them; with a mark up to
-    character `end`, the last one within it or directly after it: some templates mark text after the EOS too,
-    others end the mark before it.
+    closing: the places of all EOS tokens, int [E]. end: the answer's end, in characters, if the template marks it.
+    Without a mark the first EOS counts. With one it is the last EOS inside the mark or directly after it: some
+    templates mark text after EOS too, others end the mark before it.
     """
     if end is None:
         place = int(np.searchsorted(closing, first))
@@ -239,9 +240,9 @@ TOO_FEW_LOSS_TOKENS = "fewer than min_loss_tokens"
 def tokenize_rows(
     rows: Sequence[dict[str, Any]], folder: Path, encoder: ChatEncoder, config: TokenizeChat
 ) -> list[TokenSample | Unusable]:
-    """A sample of each row, or the reason to drop it.
+    """The tokenised sample of each row, or the reason to drop it.
 
-    Turns after the last answer are omitted, with their images: nothing there is learnt, and a thinking template would
+    Turns after the last answer are left out with their images: nothing there is learnt, and a thinking template would
     treat the last answer as history.
     """
     if config.prompts_only:
@@ -315,11 +316,10 @@ def load_each(
     max_length: int = MOST_IMAGE_TOKENS,
     text_tokens: int | None = None,
 ) -> list[ImageChunk]:
-    """The images of a sample, which `read` gives by name; those of one name are decoded once, since a row may name a
-    large picture many times.
+    """Load the images of a sample by name; each is decoded once, since a row may name a large picture many times.
 
-    Their tokens are counted from their headers, before one of them is decoded. Raises Unusable for an image that is
-    refused, for a sample that is longer than max_length with them, and for more pixels than MOST_PIXELS.
+    read: returns an image's bytes. Tokens are counted from headers before any image is decoded. Raises Unusable for an
+    image that is refused, for a sample longer than max_length, and for more pixels than MOST_PIXELS.
     """
     encoded = {name: read(name) for name in dict.fromkeys(names)}
     tokens = _image_tokens(encoded, processor)
@@ -381,7 +381,7 @@ def prompt_sample(
 
 
 def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], processor: Processor) -> TokenSample:
-    """The sample with the tokens of each image in place of its placeholder; they are not learnt."""
+    """The sample with each image's placeholder replaced by the image's tokens, which are not learnt."""
     ids, mask, prompt_tokens = encoded.input_ids, encoded.loss_mask, encoded.prompt_tokens
     pixel_values, grids = _no_images(processor.patch_dim)
     if images:

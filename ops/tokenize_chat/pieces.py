@@ -69,7 +69,7 @@ class Piece:
         publish(partial, self.path)
 
     def read(self) -> Iterator[tuple[Row, Outcome]]:
-        """Each row and its outcome, which is read when it is asked for."""
+        """Each row with its outcome, which is read from the file only when requested."""
         with safe_open(self.path, framework="pt") as tensors:
             offsets, place = stored_offsets(tensors), 0
             for row, head in zip(self.rows, json.loads(tensors.metadata()["outcomes"]), strict=True):
@@ -89,6 +89,6 @@ def split_pieces(file: Path, folder: Path, split: str) -> Iterator[Piece]:
 
 
 def all_pieces(file: Path, folder: Path) -> Iterator[Piece]:
-    """The pieces of all splits."""
+    """The pieces of all splits in a file."""
     for split in SPLITS:
         yield from split_pieces(file, folder, split)

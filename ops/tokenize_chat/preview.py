@@ -34,7 +34,7 @@ class Shown:
 
 
 class Preview:
-    """Collects the first samples: half of them with images, if both kinds exist."""
+    """Collects the first samples for the preview, half of them with images if both kinds exist."""
 
     def __init__(self, samples: int, processor: Processor) -> None:
         self._wanted = samples
@@ -42,7 +42,7 @@ class Preview:
         self._found: dict[str, list[Shown]] = {"image": [], "text": []}
 
     def add(self, sample: TokenSample) -> None:
-        """Add a sample, whose images are shown as the target gets them, so none is decoded again."""
+        """Add a sample if there is room for its kind; images are shown as the target gets them, without decoding."""
         of_its_kind = self._found[sample.category]
         if len(of_its_kind) < self._wanted:
             of_its_kind.append(
@@ -93,7 +93,7 @@ class _Token:
 
 
 def _tokens(shown: Shown, processor: Processor) -> list[_Token]:
-    """Every token, and each run of image tokens as one."""
+    """The text of every token; a run of image tokens counts as one."""
     texts = [processor.tokenizer.decode([token]) for token in shown.ids]
     tokens = []
     runs = groupby(

@@ -73,7 +73,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     encoder.template.wait_until_started()  # before the first progress, from which a trial is scaled
 
     def tokenized(rows: Iterator[Row]) -> Iterator[tuple[Row, Outcome]]:
-        """Each row with its outcome, in order, made by `threads` threads."""
+        """Each row with its outcome, in order, computed by `threads` threads."""
 
         def tokenize(portion: list[Row]) -> list[tuple[Row, Outcome]]:
             return list(zip(portion, tokenize_rows(portion, samples.path, encoder, config), strict=True))
@@ -115,7 +115,7 @@ def with_progress(outcomes: Iterable[tuple[Row, Outcome]], total: int, stage: St
 def write_tokens(
     config: TokenizeChat, stage: Stage, processor: Processor, outcomes: Iterable[tuple[Row, Outcome]]
 ) -> None:
-    """Write the artifact except the processor's files. outcomes: those of all rows, split by split."""
+    """Write the artifact except the processor's files. outcomes: of all rows, one split after another."""
     tally = Tally(stage, "tokenize", REMEDIES)
     writer = ShardWriter(stage.out_dir, config.shard_samples, processor.patch_dim)
     trial = TemplateTrial(processor.source)
@@ -155,11 +155,10 @@ def account(
 
 @define
 class TemplateTrial:
-    """Whether the chat template is usable: a sample at fault is dropped, a template at fault ends the run.
+    """Decides whether the chat template is usable: a faulty sample is dropped, a faulty template ends the run.
 
-    The template is at fault if FIRST_SAMPLES samples, or all if there are fewer, are misfits before any is kept.
-    Samples dropped for other reasons do not count. Samples come in the order of the rows, so that the outcome does not
-    depend on the workers.
+    The template is at fault if the first FIRST_SAMPLES samples (or all, if fewer) are misfits and none is kept. Samples
+    dropped for other reasons do not count. Samples come in the order of the rows, so that workers have no influence.
     """
 
     source: str
@@ -189,8 +188,9 @@ class TemplateTrial:
 
 
 def prepare_processor(config: TokenizeChat, target: TargetModel | None, file: Path, folder: Path) -> Processor:
-    """The processor of the target or the config, its files saved in `folder`; the built-in one is trained on the
-    train split.
+    """The processor of the target or the config, whose files are saved in `folder`.
+
+    The built-in processor is trained on the train split.
     """
     source, trusted = config.processor, config.trust_remote_code
     if target is not None:
@@ -252,9 +252,9 @@ SHARD_BYTES = 256 * 1024 * 1024  # of pixels kept in memory until a shard is wri
 
 
 class ShardWriter:
-    """Collects samples, split by split, and writes a shard whenever it has enough of them.
+    """Collects samples, one split after another, and writes a shard whenever there are enough.
 
-    shards: their entries in tokens.json; tokens, loss_tokens: of all samples.
+    shards: their entries in tokens.json. tokens, loss_tokens: of all samples.
     """
 
     def __init__(self, folder: Path, shard_samples: int, patch_dim: int, shard_bytes: int = SHARD_BYTES) -> None:
@@ -271,7 +271,7 @@ class ShardWriter:
         (folder / "samples.jsonl").touch()
 
     def add(self, sample: TokenSample, split: str, label: str) -> None:
-        """Splits must come one after the other."""
+        """Add a sample. All samples of a split must come in succession."""
         self._samples.append(sample)
         self._labels.append(label)
         self._bytes += sample.pixel_values.nbytes

@@ -51,7 +51,7 @@ class Rendering:
 
 @frozen
 class Text:
-    """Text of a rendered conversation. spans: those that the template marks as generated, if they were asked for."""
+    """The text of a rendered conversation. spans: those that the template marks as generated, on request."""
 
     text: str
     spans: tuple[Span, ...] = ()
@@ -90,11 +90,13 @@ class Template:
         self._process.start()
 
     def wait_until_started(self) -> None:
-        """Waits until the process has imported what it renders with, which takes seconds and is no work on a sample."""
+        """Wait until the rendering process has imported its libraries, which takes seconds and is no work
+        on a sample.
+        """
         self._process.map([self._text, self._arguments], [[]])
 
     def check(self, messages: Messages) -> None:
-        """Raises Unusable if a text contains a special token, which would look like a part of the template.
+        """Check that no text contains a special token, which would look like a part of the template. Raises Unusable.
 
         The texts of a message count as one: an image between two of them may have been moved away.
         """
@@ -110,9 +112,9 @@ class Template:
         return self.finish(_one_text(Rendering(messages, prompt)), sample_id)
 
     def finish(self, renderings: Renderings[T], sample_id: str | None = None) -> T:
-        """The result of the generator, with all that it needs rendered.
+        """Run a generator to its result, rendering all that it requests.
 
-        Raises Unusable if the template refuses the messages, or fails on them; DataError if it takes too long.
+        Raises Unusable if the template refuses the messages or fails on them, and DataError if it takes too long.
         """
         (result,) = self.finish_all([renderings], [sample_id])
         if isinstance(result, Unusable):
@@ -120,8 +122,9 @@ class Template:
         return result
 
     def finish_all(self, samples: Sequence[Renderings[T]], sample_ids: Sequence[str | None]) -> list[T | Unusable]:
-        """Does as `finish` does for several samples, each with its result or why it is unusable. Raises DataError as
-        `finish`.
+        """Run several generators as `finish` does; each result may be the reason why a sample is unusable.
+
+        Raises DataError if rendering takes too long.
         """
         results: dict[int, T | Unusable] = {}
         texts: dict[int, Sequence[Text] | None] = dict.fromkeys(range(len(samples)))  # to send to each generator

@@ -40,7 +40,9 @@ from ops.train_dflash.online import RowStates, Take
 
 @frozen
 class TrainingStage:
-    """The stage of the training ranks, without capture ranks. A stop request of a capture rank applies to them too."""
+    """The stage as training ranks see it, without capture ranks. A stop request of a capture rank applies
+    to them too.
+    """
 
     whole: Stage
     world_size: int
@@ -109,12 +111,14 @@ class TrainingStage:
 
 
 def capture_ranks_of(row: int, rows: int, capture_ranks: int) -> list[int]:
-    """The capture ranks, counted from 0, that serve a row of the mesh: one of them, or its share of many."""
+    """The capture ranks, counted from 0, that serve a row of the mesh: a share of them, or one that several
+    rows share.
+    """
     return [number for number in range(capture_ranks) if number % rows == row % capture_ranks]
 
 
 def answer_requests(take: Take, stage: Stage, training: TrainingStage) -> None:
-    """Answer the training ranks until all of them are done.
+    """Answer the capture requests of training ranks until all of them are done.
 
     Raises StopRequested if they stopped, and DistNetworkError if one disappeared.
     """
@@ -156,10 +160,10 @@ def answer(connections: Sequence[Connection], take: Take, stage: Stage) -> None:
 
 
 class CaptureRanks:
-    """The capture ranks of one training rank, with the `take` of `online.Capture`; several threads may call it.
+    """A training rank's connections to its capture ranks, with a `take` like that of `online.Capture`. Thread-safe.
 
-    info is that of `online.describe_features`, lengths the tokens of each split's samples. A context manager: at its
-    end the capture ranks are notified, and end too; after an error their connection breaks.
+    info: from `online.describe_features`. lengths: tokens of each split's samples. When its context ends, the capture
+    ranks are told, and end too; after an error their connection breaks.
     """
 
     def __init__(
@@ -191,7 +195,7 @@ class CaptureRanks:
         return cls(connections, info, lengths, training.stop)
 
     def take(self, split: str, rows: Sequence[Rows]) -> RowStates:
-        """The states of these rows, dealt over the ranks that capture for this one."""
+        """Capture the states of these rows, dealt over the capture ranks of this rank."""
         lengths = [self._lengths[split][row.index] for row in rows]
         dealt = deal(lengths, len(self._connections))
         features: list[Tensor] = [torch.empty(0)] * len(rows)

@@ -46,7 +46,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 class Stopwatch:
-    """Adds up the time that items are waited for, and gives its share of all time."""
+    """Measures the share of time spent waiting for items."""
 
     def __init__(self) -> None:
         self._seconds = 0.0

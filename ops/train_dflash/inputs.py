@@ -32,11 +32,11 @@ _Opened = tuple[dict[str, Any], Reader, Reader]
 
 @frozen
 class Inputs:
-    """embed and head are the target's, [V, M], on the rank's device in the config's dtype. steps are those to train,
-    `max_steps` applied.
+    """The inputs of a training on one rank.
 
-    captured: the content of features.json without the shards, also if the features are captured online, with the mask
-    token of the training.
+    embed, head: the target's, [V, M], on the rank's device in the config's dtype. steps: those to train, at most
+    `max_steps`. captured: the content of features.json without its shards, even if captured online, with the training's
+    mask token.
     """
 
     draft: DraftConfig

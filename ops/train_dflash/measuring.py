@@ -76,7 +76,7 @@ class Measuring:
         return cls(config, stage, setup, state, evaluation, time.perf_counter())
 
     def measure(self) -> float | None:
-        """Measures the state, logs it and keeps the row in the state; returns its `selection_metric`.
+        """Measure the current state, log the result, and add its row to the state; returns the `selection_metric`.
 
         Raises DataError if no prompt has a verification step, so that there is no tau to select by.
         """
@@ -101,7 +101,7 @@ class Measuring:
         return selection_metric(self.config.select, row)
 
     def selected(self) -> int:
-        """The step whose weights are exported, once the last one was measured."""
+        """The step whose weights are exported; call it once the last step was measured."""
         return selected_step(self.config.select, self.state.measured, self.state.step)
 
     def log_selected(self, step: int) -> None:
@@ -121,7 +121,9 @@ class Measuring:
         return {"seconds": seconds, "measuring_seconds": self.seconds, "measuring_share": self.seconds / seconds}
 
     def weights_of(self, step: int, checkpoints: Checkpoints) -> dict[str, Tensor]:
-        """The weights, or their average, of the last step or of the best one before it, float32; on rank 0 only."""
+        """The weights, or their average, of the last step or of the best one before it, float32; empty except on rank
+        0.
+        """
         if step != self.state.step:
             checkpoints.wait()
             found = saved_weights(self.stage.work_dir, self.state, step) if self.stage.rank == 0 else {}
@@ -143,7 +145,7 @@ class Measuring:
         return tally if tally[WEIGHT] else None
 
     def _averaged(self) -> AbstractContextManager[None]:
-        """Opens a context in which the model has the moving average's weights, if there is one."""
+        """Open a context in which the model has the moving average's weights, if there is one."""
         return nullcontext() if self.state.ema is None else self.state.ema.swapped()
 
 
@@ -195,7 +197,9 @@ def selection_metric(select: str, row: Row) -> float | None:
 
 
 def selected_step(select: str, rows: Sequence[Row], last: int) -> int:
-    """The step whose weights are exported, the earlier of two equal ones; `last` without a selection."""
+    """The step whose weights are exported: the best by `select`, the earlier of equal ones; `last` without
+    a selection.
+    """
     best, least = last, math.inf
     for row in rows:
         value = selection_metric(select, row)
@@ -219,12 +223,10 @@ class ShortEvaluation:
     def open(
         cls, config: TrainDflash, stage: Stage, inputs: Inputs, device: torch.device, lend: Lend | None
     ) -> ShortEvaluation | None:
-        """Prepares the evaluation of prompts of val.
+        """Prepare the evaluation of val prompts; None if the config requests none or the split is empty.
 
-        None if the config requests none, or if the split is empty (`conflicts` refuses to select by it).
-
-        lend: of an already loaded target; otherwise it is loaded here, in the dtype of the capture. Raises DataError
-        for images that the target cannot read. It does so too for prompts whose answers could exceed the positions of
+        lend: gives a target that is already loaded; otherwise it is loaded here, in the capture's dtype. Raises
+        DataError for images that the target cannot read, and for prompts whose answers could exceed the positions of
         target or draft.
         """
         if not config.measures_tau:

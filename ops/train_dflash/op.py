@@ -110,7 +110,7 @@ def _known_algorithm(_instance: Any, _attribute: object, name: str) -> None:
 
 
 def _own_table(instance: Any, _attribute: object, table: Mapping[str, Any] | None) -> None:
-    """The fields of an algorithm of the user's, each of its type; no other algorithm has such a table."""
+    """A validator of `own`: the fields of a user's algorithm, with their types; other algorithms have no such table."""
     algorithm: str = getattr(instance, "algorithm", "")  # missing if its own value is wrong
     if algorithm in CONFIGS and table is not None:
         raise Clash(f"'own' is the table of an algorithm of your own, and \"{algorithm}\" is none", ["algorithm"])
@@ -395,7 +395,7 @@ class TrainDflash:
 
     @staticmethod
     def launch_mistakes(values: Mapping[str, Any], launch: Mapping[str, Any]) -> dict[str, str]:
-        """Some ranks must be left to train, in whole groups of sp_degree."""
+        """Mistakes between config and launch: ranks must be left to train, in whole groups of sp_degree."""
         captures, ranks = values.get("capture_ranks", 0), launch.get("nproc", 1)
         left, sp_degree = ranks - captures, launch.get("sp_degree", 1)
         if captures and launch.get("hosts", 1) > 1:

@@ -49,7 +49,7 @@ def smoke(config: TrainDflash, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: TrainDflash, context: PlanContext) -> Estimate:
-    """A rank that trains, with the target if it captures for itself."""
+    """Estimate the needs of a training rank, including the target if it captures for itself."""
     launch, target = context.launch, context.inputs["target"]
     made = DraftForecast.read(context.artifact, context.identity) if context.artifact is not None else None
     if target is None:
@@ -89,11 +89,11 @@ def estimate(config: TrainDflash, context: PlanContext) -> Estimate:
 
 
 def training_memory(config: TrainDflash, shape: DraftConfig, ranks: int) -> dict[str, int]:
-    """Bytes that one rank holds between steps, without what a pass keeps.
+    """The bytes that one rank holds between steps, by part, without what a pass keeps.
 
-    Over several ranks FSDP2 shards masters, moments and average, while the weights of a step are gathered whole in the
-    compute dtype and its gradients are kept whole until they are reduced. One process holds a copy in that dtype if it
-    is narrower than the masters.
+    Over several ranks, FSDP2 shards masters, moments and average. The weights of a step are gathered whole in the
+    compute dtype, and its gradients kept whole until they are reduced. One process holds a copy in that dtype if it is
+    narrower than the masters.
     """
     parameters, optimizer, size = draft_parameters(shape), _moments(config), ITEM_SIZES[config.dtype]
     return {
@@ -112,8 +112,9 @@ def _moments(config: TrainDflash) -> int:
 
 
 def _disk(config: TrainDflash, shape: DraftConfig) -> dict[str, int]:
-    """Checkpoints have masters, moments and average; the last ones, the best, and the one being written, if the
-    training has as many.
+    """The bytes on disk, by part: the draft, and the checkpoints with masters, moments and average.
+
+    Checkpoints are the last ones, the best, and the one being written, if the training has so many.
     """
     parameters = draft_parameters(shape) * MASTER
     states = 1 + _moments(config) + (config.ema_decay is not None)
@@ -162,9 +163,9 @@ def _growth(config: TrainDflash, context: PlanContext) -> Growth | None:
 
 
 def _measuring(config: TrainDflash, inputs: Mapping[str, Any], steps: float) -> float:
-    """How many times longer all measurements of the val split take than those of the trial.
+    """The ratio of the time for all val measurements in the full run to that in the trial.
 
-    That of the loss, which grows with the split, or of tau, which stops at `eval_prompts`: the larger of the two.
+    Loss measurements grow with the split, tau measurements stop at `eval_prompts`; the larger ratio counts.
     """
     given, counted = first_counted(inputs["features"], inputs["tokens"]), first_counted(inputs["tokens"])
     if given is None:

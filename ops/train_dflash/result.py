@@ -78,8 +78,10 @@ def write_result(
 
 
 def window(history: Tensor, val_tokens: int) -> int:
-    """The number of last steps whose means stand beside figures of the split val: those of the last part of the
-    training, at most FINAL_STEPS, and more until they have as many tokens as val. In earlier steps the draft was worse.
+    """The number of last steps whose means are shown beside figures of the split val.
+
+    They are the last part of the training, at most FINAL_STEPS, but at least as many tokens as val has. In earlier
+    steps the draft was worse.
     """
     tokens = history[:, TALLY + TOKENS].flip(0).cumsum(0)
     as_many = int((tokens < val_tokens).sum()) + 1
@@ -125,7 +127,10 @@ def accuracy_figure(train: Sequence[float], val: Sequence[float] | None) -> Figu
 
 
 def tau_figure(taus: Sequence[tuple[int, Mapping[str, Any]]], selected: int, block_size: int) -> Figure:
-    """tau on the split val after steps, and the step whose weights are exported; one prompt has no interval."""
+    """A figure of tau on the split val over the steps, with the step whose weights are exported.
+
+    A single prompt has no interval.
+    """
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     spread = [(step, tau["low"], tau["high"]) for step, tau in taus if tau["low"] is not None]

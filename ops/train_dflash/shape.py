@@ -33,14 +33,12 @@ def draft_shape(
     features: Mapping[str, Any],
     parent: DraftConfig | None = None,
 ) -> DraftConfig:
-    """Config of the draft that is trained, of the sizes that the config and the target give.
+    """The config of the draft to be trained, with sizes from the op's config and the target.
 
-    `text`: the language model's part of the target's config.json; `info`: target.json; `features`: features.json.
-
-    parent: of a warm start, whose draft keeps what no field decides. Otherwise whole heads are rotated, whatever the
-    target does: the reference class and speculators' converter silently misread a smaller share.
-
-    Raises ConfigError for values that do not fit.
+    text: the language model's part of the target's config.json. info: target.json. features: features.json. parent: the
+    draft of a warm start, which decides whatever no field sets. Without it whole heads are rotated, even if the
+    target's are not: the reference class and speculators' converter silently misread a smaller share. Raises
+    ConfigError for values that do not fit.
     """
     heads = text["num_attention_heads"]
     if config.intermediate_size is None and not text.get("intermediate_size"):
@@ -116,7 +114,7 @@ def _layer_types(config: TrainDflash) -> tuple[str, ...]:
 
 
 def _mask_token_id(config: TrainDflash, of_target: int | None, text: Mapping[str, Any], info: Mapping[str, Any]) -> int:
-    """The op's own mask token, else the one that the features have of the target."""
+    """The op's own mask token, else the target's as the features record it. Raises ConfigError if there is none."""
     mask_token_id = of_target if config.mask_token_id is None else config.mask_token_id
     if mask_token_id is None:
         raise ConfigError("the features have no mask token: set mask_token_id of train_dflash")
@@ -126,10 +124,10 @@ def _mask_token_id(config: TrainDflash, of_target: int | None, text: Mapping[str
 
 
 def _rope(config: TrainDflash, text: Mapping[str, Any]) -> dict[str, Any]:
-    """The target's RoPE without its mRoPE sections, since the draft's positions are 1-D.
+    """The target's RoPE without mRoPE sections, since the draft's positions are 1-D.
 
-    Transformers 5 keeps everything in `rope_parameters`; earlier versions in rope_theta and rope_scaling. Raises
-    ConfigError for a target whose layers have different ones.
+    Transformers 5 keeps everything in `rope_parameters`, earlier versions in rope_theta and rope_scaling. Raises
+    ConfigError for a target whose layers have different RoPE.
     """
     parameters = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if any(isinstance(value, Mapping) for value in parameters.values()):

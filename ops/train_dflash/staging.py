@@ -35,15 +35,16 @@ class Event(Protocol):
 
 @frozen(eq=False)
 class Sent:
-    """uint8 [size] on the device, and the end of the copy that fills it; None if it is filled."""
+    """Device memory, uint8 [size], and the event that ends the copy into it; None if it is already filled."""
 
     memory: Tensor
     copied: Event | None = None
 
     def arrive(self) -> None:
-        """The computing thread calls this before it uses the memory; its stream waits, the thread does not.
+        """Let the current stream wait for the copy; the computing thread calls this before it uses the memory.
 
-        The memory belongs to the stream of the copy; recording the computing stream keeps it until that has used it.
+        The thread itself does not wait. The memory belongs to the copying stream; recording the computing stream keeps
+        it until that has used it.
         """
         if self.copied is not None:
             self.copied.wait()
@@ -59,7 +60,7 @@ class Transfer(Protocol):
 
 @frozen
 class Direct:
-    """New memory for every call: the device's own on a CPU; elsewhere copied on the caller's stream."""
+    """Sends bytes through new memory for every call; to a GPU they are copied on the caller's stream."""
 
     device: torch.device
 
@@ -79,8 +80,8 @@ class _Buffer:
 class Staged:
     """Sends bytes to the device through host buffers that are used in turn.
 
-    allocate: returns uint8 [size] on the host; room: the same on the device. copy: starts the copy of host bytes to
-    device memory of that size, behind the copies before it; returns its end. piece: bytes of a buffer at most.
+    allocate: returns uint8 [size] on the host. room: the same on the device. copy: starts a copy from host to device
+    memory of equal size, after earlier copies, and returns its end event. piece: the most bytes of a buffer.
     """
 
     allocate: Callable[[int], Tensor]

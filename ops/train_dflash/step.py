@@ -80,10 +80,10 @@ class Prepared:
 
 @frozen(eq=False)
 class Stream:
-    """Makes the micro-batches of planned steps for one rank; it does not use weights or communicate.
+    """A stream of micro-batches of planned steps for one rank; it uses no weights, and does not communicate.
 
-    reader: the samples of the split; states: returns the features of a micro-batch's rows, when it is prepared.
-    transfer: moves it to the device; not shared, because two streams may be read at the same time.
+    reader: the samples of the split. states: returns the features of a micro-batch's rows when it is prepared.
+    transfer: moves it to the device; each stream has its own, as two streams may be read at the same time.
     """
 
     reader: Labels
@@ -98,12 +98,12 @@ class Stream:
     transfer: Transfer
 
     def steps(self, planned: Iterable[PlannedStep], seed: int) -> Iterator[Prepared]:
-        """The micro-batches of the steps, one step after the other; every step has at least one."""
+        """The micro-batches of the steps, in order; every step has at least one."""
         for step in planned:
             yield from self._step(step, seed)
 
     def split(self) -> Iterator[Prepared]:
-        """The micro-batches of all samples, as one step; the anchors are the same in every measurement and run."""
+        """The micro-batches of all samples, as one step; its anchors are equal in every measurement and run."""
         return self.steps([PlannedStep(VAL_EPOCH, tuple(range(len(self.reader))))], VAL_SEED)
 
     def drawn(self, step: PlannedStep, seed: int) -> list[Drawn]:
@@ -168,9 +168,9 @@ class Stream:
 
 
 def train_step(engine: Engine, prepared: Iterator[Prepared], world_size: int) -> Tensor:
-    """Take one step's micro-batches from the stream and add their gradients, averaged over the ranks.
+    """Take one step's micro-batches from the stream, and add their gradients, averaged over the ranks.
 
-    Returns the global tally on the device, without waiting for it; if its weight is zero, there are no gradients.
+    Returns the global tally on the device, without waiting for it. If its weight is zero, there are no gradients.
     """
     tally = _Tally.new(engine)
     rank_group.hold_gradients(engine.model)
@@ -200,7 +200,9 @@ def measure(engine: Engine, stream: Stream, ahead: int) -> Tensor:
 
 @frozen(eq=False)
 class _Tally:
-    """Counts of this rank: those known on the host, and those that the device computes. metrics: the algorithm's."""
+    """The counts of this rank: known on the host, and found by the device. metrics: names of the
+    algorithm's metrics.
+    """
 
     known: Tensor
     found: Tensor

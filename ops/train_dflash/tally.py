@@ -47,9 +47,9 @@ def slot_accuracy(tally: Tensor, found: Sequence[str]) -> list[float]:
 
 
 def slot_means(tally: Tensor, found: Sequence[str]) -> dict[str, list[float]]:
-    """accuracy, loss and the algorithm's metrics of slots 1..K-1; 0 for a slot that no block reached.
+    """The mean accuracy, loss and algorithm's metrics of slots 1..K-1; 0 for a slot that no block reached.
 
-    The loss is that of the slot before any weight, with the algorithm's own terms.
+    The loss is that of the slot before weighting, with the algorithm's own terms.
     """
     correct, seen, *others = _sums(tally, found)
     named = zip(("accuracy", "loss", *found), (correct, *others), strict=True)

@@ -48,7 +48,7 @@ def exported_window(training: Mapping[str, Any]) -> str:
 
 
 def is_short(steps: float) -> bool:
-    """Whether so few steps cannot show where a loss is heading: measurements would be too close to each other."""
+    """Whether there are too few steps to show where a loss is heading: measurements would lie too close together."""
     return steps < 2 * LEAST_BETWEEN
 
 

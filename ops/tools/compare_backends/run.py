@@ -87,7 +87,7 @@ class Request:
 
 @frozen(eq=False)
 class BackendOutput:
-    """One backend in one dtype: states [S, F] and log-probabilities [S - 1] of each sample."""
+    """The output of one backend in one dtype: states [S, F] and log-probabilities [S - 1] of each sample."""
 
     states: list[Tensor]
     log_probs: list[Tensor]
@@ -107,12 +107,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def compare(request: Request) -> dict[str, Any]:
-    """Both backends in float32 and in the capture's dtype, and SGLang's preprocessing of the same messages.
+    """Compare both backends, in float32 and in the capture's dtype, and SGLang's preprocessing of the same messages.
 
-    Where SGLang does not support float32, only transformers' float32 measures the rounding; "left_out" of
-    the result gives the reason.
-
-    Raises DataError for tokens that do not fit the target, and ConfigError for layers that it does not have.
+    If SGLang does not support float32, only transformers' float32 measures the rounding; "left_out" in the result says
+    why. Raises DataError for tokens that do not fit the target, and ConfigError for layers that the target lacks.
     """
     config, info = request.node.config, target_info(request.target)
     layer_ids = layers_of(config, info["num_layers"])
@@ -209,7 +207,7 @@ class OneProcess:
 def with_transformers(
     request: Request, samples: Sequence[TokenSample], layer_ids: Sequence[int], dtype: str, device: str
 ) -> BackendOutput:
-    """One sample at a time, so that nothing is padded."""
+    """The output of transformers, computed for one sample at a time, so that nothing is padded."""
     backend = HuggingFaceBackend.load(evolve(request.node.config, dtype=dtype), request.target, device)
     states = [backend.forward([sample], layer_ids)[0].features.cpu() for sample in samples]
     log_probs = [token_log_probs(backend.target, collate([sample], device))[0].cpu() for sample in samples]
@@ -244,9 +242,9 @@ def _largest(samples: Sequence[TokenSample], a: Sequence[Tensor], b: Sequence[Te
 
 
 def compare_preprocessing(request: Request, samples: Sequence[TokenSample], device: str) -> list[dict[str, Any]] | None:
-    """Each sample's messages and images as SGLang preprocesses them, against its tokens; None if they are gone.
+    """Compare each sample's tokens with SGLang's preprocessing of its messages and images; None if these are gone.
 
-    Uses the image backend and the image sizes of the tokens, as `dflow serve` does.
+    It uses the tokens' image backend and image sizes, as `dflow serve` does.
     """
     if request.images is None:
         return None

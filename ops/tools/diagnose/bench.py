@@ -110,7 +110,7 @@ def _shape(config: DraftConfig) -> dict[str, Any]:
 
 
 def misfits(config: DraftConfig, weights: Mapping[str, Tensor]) -> list[str]:
-    """What prevents a model of this config from using these weights, one text for each kind."""
+    """The reasons why a model of this config cannot use these weights, one text for each kind."""
     with torch.device("meta"):
         expected = DraftModel(config).state_dict()
     both = sorted(expected.keys() & weights.keys())
@@ -151,7 +151,7 @@ class Gain:
 
 
 def paired_gain(after: Sequence[Decoded], before: Sequence[Decoded]) -> Gain:
-    """Gain on the same prompts, from the difference of each prompt."""
+    """The gain in tau between two decodings of the same prompts, judged by the difference of each prompt."""
     both = [(one, other) for one, other in zip(after, before, strict=True) if one.steps and other.steps]
     after, before = [one for one, _ in both], [other for _, other in both]
     return _gain(after, before, [passes(before) - passes(after)], CHANCE)
@@ -164,9 +164,9 @@ def unpaired_gain(after: Sequence[Decoded], before: Sequence[Decoded], compariso
 
 
 def _gain(after: Sequence[Decoded], before: Sequence[Decoded], compared: Sequence[np.ndarray], chance: float) -> Gain:
-    """Gain of tau, whether it counts, and whether it is certain.
+    """The gain in tau, whether it is large enough to count, and whether it is certain.
 
-    compared: the groups of values whose errors are those of the gain.
+    compared: the groups of values whose errors make the gain's error.
     """
     value = tau_of(after) - tau_of(before)
     counts = value >= LEAST_GAIN * tau_of(before)
@@ -232,7 +232,7 @@ def most(group: np.ndarray, least_error: float, chance: float) -> float:
 def _error(groups: Sequence[np.ndarray], spread: float, imagined: int) -> tuple[float, int]:
     """The standard error of a sum or difference of the groups' means, and its degrees of freedom (Welch, rounded down).
 
-    Each group's variance is that of its prompts and of `imagined` pseudo-prompts with this spread.
+    A group's variance is that of its prompts and of `imagined` pseudo-prompts with this spread.
     """
     freedoms = [len(group) - 1 + imagined for group in groups]
     squares = [float(((group - group.mean()) ** 2).sum()) + imagined * spread**2 for group in groups]

@@ -45,11 +45,11 @@ class Evaluation:
 class Chain:
     """The artifacts around one draft; None if there is no such node, or the store no longer has its output.
 
-    learnt: the tokens that it was trained on; judged: those whose prompts measure it, from `split`, or from
-    `other_splits` if that has none. The fields after these are those of the `evaluation` node. regenerated_at: the
-    temperature at which the training answers were regenerated, None if they were not. kept_by: the node of
-    regenerate_answers that left them unchanged, by answers = "data". losses: (node, what it lost) of the nodes
-    above the training, in the order of the data; None if the store has none of their accounts.
+    learnt: the tokens that the draft was trained on. judged: the tokens whose prompts measure it, from `split`, or from
+    `other_splits` if that is empty. Further fields are those of the `evaluation` node. regenerated_at: temperature at
+    which the training answers were regenerated, None if they were not. kept_by: the regenerate_answers node that kept
+    the data's answers. losses: (node, loss) of the nodes above the training, in the order of the data; None if the
+    store has none of their accounts.
     """
 
     node: str
@@ -124,7 +124,7 @@ def drafts_of(graph: Graph) -> list[str]:
 
 
 def last_drafts_of(graph: Graph) -> list[str]:
-    """The nodes whose draft no later one replaces, or was trained from (a warm start)."""
+    """The nodes whose draft no later node replaces or was trained from (a warm start)."""
     drafts = set(drafts_of(graph))
     return [name for name in drafts_of(graph) if not (graph.below(name) & drafts) - {name}]
 
@@ -142,7 +142,10 @@ def _above(
 
 
 def _ancestors(graph: Graph, node: GraphNode, apart: Collection[type[Artifact]] = ()) -> Iterator[GraphNode]:
-    """The nodes above, nearest first, without those whose output is in `apart` and what only these read."""
+    """All nodes above a node, nearest first.
+
+    apart: nodes with these outputs are left out, and so are nodes that only they read.
+    """
     waiting, seen = list(node.parents), set()
     while waiting:
         parent = graph.nodes[waiting.pop(0)]

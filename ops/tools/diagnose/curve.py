@@ -90,6 +90,6 @@ def skipped_finding(training: Mapping[str, Any]) -> Finding:
 
 
 def _part(curve: Sequence[Sequence[float]], part: int) -> list[float]:
-    """The losses of one fifth of the steps; part: from 0."""
+    """The losses of one fifth of the steps. part: its number, from 0."""
     end = curve[-1][0]
     return [loss for step, loss in curve if end * part / PARTS < step <= end * (part + 1) / PARTS]

@@ -68,7 +68,9 @@ def is_measured(finding: Finding) -> bool:
 
 
 def with_next_step(finding: Finding, wanted: int, found: Mapping[str, int]) -> Finding:
-    """The finding with how to get more prompts, if it needs them. found: split -> its prompts, of up to `wanted`."""
+    """The finding with advice on how to get more prompts, if it needs them. found: split -> its prompts, up to
+    `wanted`.
+    """
     if finding.advice != MORE_PROMPTS:
         return finding
     steps = []
@@ -94,16 +96,16 @@ def unless_chance(finding: Finding) -> Finding:
 
 
 def is_explained(finding: Finding, found: Iterable[Finding]) -> bool:
-    """Whether a cause may only follow from another target, which is one of the causes found."""
+    """Whether a finding is a cause that may merely follow from another target, if that is among the causes."""
     explains = any(each.code == TARGET and each.level == CAUSE for each in found)
     return explains and finding.level == CAUSE and finding.code in EXPLAINED_BY_TARGET
 
 
 def sorted_findings(found: Sequence[Finding], gains: Mapping[str, float]) -> list[Finding]:
-    """Causes first, by their gain in tau, then those without a known gain, then those that another target explains,
-    which is to be fixed first; then notes, and unjudged and unmeasured findings last.
+    """The findings sorted: causes first, then notes, then fine, unjudged and unmeasured ones.
 
-    gains: the measured rise of tau once a cause is fixed, by its name.
+    Causes with the largest gain in tau come first; those that another target explains come last, as it must be fixed
+    first. gains: name of a cause -> the measured rise of tau once it is fixed.
     """
     order = (CAUSE, NOTE, FINE, UNJUDGED, UNMEASURED)
 

@@ -95,7 +95,7 @@ class Steps:
         self._now = ""
 
     def begin(self, step: str) -> None:
-        """One of STEPS."""
+        """Begin one of STEPS, and report it."""
         self._now = f"{STEPS.index(step) + 1} of {len(STEPS)}, {step}"
         self._report(self._now)
 
@@ -106,16 +106,18 @@ class Steps:
 def diagnose(
     chain: Chain, prompts: int, curve: Sequence[Sequence[float]], again: str, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """{"node", "split", "instead_of": the requested one if it has no prompt, or null, "prompts", "dtype",
-    "device", "max_new_tokens", "tau": {"exported", "low", "high", "corrected"}, "block_size", "evaluation": that of the
-    run, its fields, or null, "findings": [Finding.to_json(), ...], causes first, "gains": {name of a cause: the
-    measured rise of tau if it is fixed}}. Other causes have none, as only another training could show it.
-    "exported", "low" and "high" are null if the export cannot be used, the last two also for one prompt with a step.
-    "corrected": with everything fixed that needs no training; if that is close to block_size, nothing that only
-    explains a low tau is a cause: its level is then "info". What is wrong at any tau remains a cause.
+    """Diagnose a draft, and return the result as a JSON object.
 
-    prompts: number of held-out prompts to decode, and of training prompts. Raises DataError if nothing of the
-    draft can be loaded or fits the target, logits are not finite, or no split has a prompt.
+    {"node", "split", "instead_of": the requested split if it has no prompt, or null, "prompts", "dtype", "device",
+    "max_new_tokens", "tau": {"exported", "low", "high", "corrected"}, "block_size", "evaluation": the fields of the
+    run's own evaluation, or null, "findings": [Finding.to_json(), ...], causes first, "gains": {name of a cause: the
+    measured rise of tau if it is fixed}}. Causes that only another training could fix have no gain. "exported", "low"
+    and "high" are null if the export cannot be used, the last two also for one prompt with a step. "corrected": tau
+    with everything fixed that needs no training. If it is close to block_size, findings that only explain a low tau are
+    no causes, but "info"; others remain causes.
+
+    prompts: the number of held-out prompts to decode, and of training prompts. Raises DataError if nothing of the draft
+    can be loaded or fits the target, logits are not finite, or no split has a prompt.
     """
     device = "cuda" if torch.cuda.is_available() and chain.device != "cpu" else "cpu"
     steps = Steps(report)

@@ -35,10 +35,10 @@ ROWS = 1024  # of logits at once
 
 @frozen
 class OwnShare:
-    """Share of the answers' tokens that are the target's own choice.
+    """The share of the answers' tokens that are the target's own choice.
 
-    tokens: answer tokens checked; chosen: those that are the target's most likely token given all before them.
-    expected: how many would be if the target itself had sampled each at the temperature of the answers.
+    tokens: answer tokens checked. chosen: those that are the target's most likely token, given all before them.
+    expected: how many would be, had the target itself sampled at the answers' temperature.
     """
 
     tokens: int
@@ -77,9 +77,9 @@ def own_finding(
 
 
 def kept_findings(losses: Sequence[tuple[str, Loss]] | None) -> list[Finding]:
-    """One for each loss of a node; losses: as in Chain.
+    """A finding for each loss of a node. losses: as in Chain.
 
-    Answers of other tokens than the target generated lower tau; samples that are missing may, if they are of a kind.
+    Answers with other tokens than the target generated lower tau. Missing samples may lower it if they are of one kind.
     """
     if losses is None:
         return [unmeasured(SAMPLES_KEPT, "the store no longer has the accounts of the samples")]
@@ -154,8 +154,10 @@ OF_MASK = (LOSS_MASK, CUT_BLOCKS, MASK_IN_TEXTS)
 
 @define
 class MaskCounts:
-    """Counts over samples: tokens, image tokens, tokens of the loss mask, samples without an anchor,
-    slots of all possible blocks, those that the mask keeps, and occurrences of the mask token in texts.
+    """Counts over samples.
+
+    Samples, tokens, image tokens, tokens in the loss mask, samples without an anchor, slots of all possible blocks,
+    those that the mask keeps, and occurrences of the mask token in texts.
     """
 
     samples: int = 0
@@ -200,9 +202,9 @@ def look(reader: TokenReader, mask_token_id: int, block_size: int) -> MaskCounts
 
 
 def anchors_by_category(reader: TokenReader, num_anchors: int | None) -> dict[str, int]:
-    """The anchors of each category that one pass over the samples draws; all possible ones if num_anchors is None.
+    """The number of anchors drawn in one pass over the samples, by category. num_anchors: None for all possible ones.
 
-    Of many samples a part is counted, spread over the split: only the shares matter.
+    Only some samples, spread over the split, are counted if there are many, since only the shares matter.
     """
     anchors: dict[str, int] = {}
     for place in spread(range(len(reader)), LOOKED_AT):

@@ -250,9 +250,10 @@ def _capture(tokens: int, target: Target | None, free: int) -> tuple[int, bool, 
 
 
 def _fractions(found: Survey) -> tuple[float, float]:
-    """The smallest shares that hold out enough; with few samples, the hash may give val more than test or train.
+    """The smallest fractions for val and test that hold out enough samples.
 
-    If the data is too small for any, those that leave the fewest splits empty and the most to train on.
+    If the data is too small for all, those that leave the fewest splits empty, and the most to train on. With few
+    samples, the hash may give val more than test or train.
     """
     wanted = min(HELD_OUT, max(1, found.usable // 10))
 
@@ -289,7 +290,7 @@ def _notes(found: Survey, fractions: tuple[float, float]) -> list[str]:
 
 
 def _how_to_give(split: str, found: Survey) -> str:
-    """The rows of all formats but one have keys."""
+    """Advice on how to put samples into a split: by a key in the rows, or by folders for a folder of classes."""
     if any(form != BY_CLASS for form in found.forms):
         return f'give one the key split = "{split}"'
     return (

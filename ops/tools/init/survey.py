@@ -51,13 +51,14 @@ Size = tuple[int, int]  # width, height
 
 @define(kw_only=True)
 class Survey:
-    """The result of a survey. forms: of the sources. dropped: reason -> samples; examples: reason -> one of them.
+    """The result of a survey of the data.
 
-    reasoning: samples with an answer that has some. decoded, broken: images that were examined, and those of them that
-    inject_images rejects; examined, spoilt: their samples, of which those with a broken image are dropped and count
-    nowhere else. unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples.
-    given: splits that the data itself names. lengths: of up to MEASURED samples, counted with exact and rules; names of
-    classes do not count as answers, since the target's replace them.
+    forms: of the sources. dropped: reason -> samples; examples: reason -> one of them. reasoning: samples with an
+    answer that includes reasoning. decoded, broken: images that were examined, and those that inject_images rejects.
+    examined, spoilt: samples of the former, and of the latter; spoilt ones are dropped, and count nowhere else.
+    unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples. given: splits that the data
+    names. lengths: of up to MEASURED samples, counted with `exact` and `rules`. Names of classes do not count as
+    answers, since the target's answers replace them.
     """
 
     sources: tuple[Path, ...]
@@ -90,7 +91,9 @@ class Survey:
 
     @property
     def unseen_spoilt(self) -> int:
-        """How many samples whose images were not examined have a broken one, if as many as of those that were."""
+        """An estimate of the samples with a broken image among those not examined, by the share among those
+        examined.
+        """
         unseen = self.with_images - (self.examined - self.spoilt)
         return round(unseen * self.spoilt / self.examined) if self.examined else 0
 
@@ -100,7 +103,7 @@ class Survey:
         return self.samples - self.unseen_spoilt
 
     def usable_in(self, fractions: tuple[float, float], split: str) -> int:
-        """The samples that are kept in a split, for one of FRACTIONS."""
+        """The number of samples kept in a split, for one of FRACTIONS."""
         return round(self.splits[fractions][split] * self.usable / self.samples)
 
     @property
@@ -115,11 +118,10 @@ def survey(
     image_root: str | tuple[str, ...] | None = None,
     allow_outside: bool = False,
 ) -> Survey:
-    """Reads all the data; lengths are those of a random sample with a fixed seed.
+    """Read all the data, and measure lengths in a random sample with a fixed seed.
 
-    image_root, allow_outside: as for `ingest`.
-    Raises DataError for what `ingest` would reject, with every broken row, for data of an unknown format, with the
-    files found, and if no sample is usable.
+    image_root, allow_outside: as for `ingest`. Raises DataError for data that `ingest` would reject, with every broken
+    row, for an unknown format, with the files found, and if no sample is usable.
     """
     forms = _forms(sources)
     found = Survey(
@@ -226,7 +228,9 @@ def _drop(found: Survey, sample_id: str, reason: str, detail: str) -> None:
 
 
 def _fault(found: Survey, sample: RawSample) -> tuple[str, str]:
-    """(reason, detail) why inject_images would drop a sample for its first broken image; two empty strings for none."""
+    """The reason and detail for which inject_images would drop a sample, for its first broken image; else two empty
+    strings.
+    """
     first = ("", "")
     for image in sample.images:
         found.decoded += 1
@@ -290,8 +294,10 @@ class PixelRules:
 
 @frozen
 class Length:
-    """Tokens of a sample's texts: those before its last answer, the last answer (0 where the last turn is the user's),
-    and every answer; and the sizes of its images.
+    """The size of a sample in tokens of text, with the sizes of its images.
+
+    before: tokens before the last answer. last: those of the last answer; 0 if the last turn is the user's. answers:
+    those of every answer.
     """
 
     before: int

@@ -72,8 +72,9 @@ class Target:
 
 
 def read_target(checkpoint: str) -> Target:
-    """A checkpoint directory, or a model id whose config.json dflow includes. Raises DataError for others, and with
-    everything that is wrong with a directory.
+    """The target in a checkpoint directory, or for a model id whose config.json dflow includes.
+
+    Raises DataError for other ids, and with all mistakes in a directory.
     """
     directory = Path(checkpoint)
     if directory.exists():
@@ -115,7 +116,7 @@ def read_target(checkpoint: str) -> Target:
 
 
 def _mask(directory: Path) -> tuple[int, str] | None:
-    """A mask token to set, and why it can be one, where none is known and there is such an id."""
+    """A mask token to set, and why it is possible; None if one is known already, or there is no such id."""
     vocabulary = Vocabulary.of(directory)
     if vocabulary is None or vocabulary.known_mask_id is not None:
         return None
@@ -123,7 +124,7 @@ def _mask(directory: Path) -> tuple[int, str] | None:
 
 
 def _thinks(directory: Path) -> bool:
-    """Whether one of the files that may contain the chat template uses it."""
+    """Whether a file that may contain the chat template mentions enable_thinking."""
     return any(
         "enable_thinking" in file.read_text("utf-8", "replace")
         for file in map(directory.joinpath, TEMPLATES)

@@ -306,7 +306,7 @@ def _ends(advice: Advice, dtype: str) -> list[str]:
 
 
 def _quoted_all(texts: list[str]) -> str:
-    """One as itself, several as a list."""
+    """A single text quoted, or several as a TOML list."""
     return _quoted(texts[0]) if len(texts) == 1 else f"[{', '.join(map(_quoted, texts))}]"
 
 

@@ -27,11 +27,11 @@ HELD_OUT = ("test", "val", "train")  # splits of the prompt to try: the first of
 
 @frozen
 class Dialect:
-    """What an engine adds to OpenAI's form of a chat.
+    """An engine's additions to OpenAI's chat format.
 
-    request: what is sent beside it. place: the keys that lead to the table of what was measured, from the first choice
-    on, or from the response. steps, figure: its keys of the number of verification steps and of the engine's own
-    accepted length. counts: how that differs from tau.
+    request: further keys of a request. place: the keys to the table of measurements, starting in the first choice or in
+    the response. steps, figure: its keys for the number of verification steps, and for the engine's own accepted
+    length. counts: how that differs from tau.
     """
 
     engine: str
@@ -143,7 +143,7 @@ def flush_cache(url: str) -> None:
 
 
 def tau_text(answer: Answer, dialect: Dialect = SGLANG) -> str:
-    """tau as dflow counts it, beside the engine's figure."""
+    """A line with tau as dflow counts it, and the engine's own figure."""
     own = f"tau: {answer.tau:.3g} ({answer.tokens - 1} tokens after the first in {answer.steps} verification steps)"
     if answer.accept_length is None:
         return f"{own}; the server reports no {dialect.figure}"
@@ -164,7 +164,10 @@ HELLO = ChatPrompt(
 
 
 def held_out_prompts(samples: Path, vision: bool, count: int) -> tuple[ChatPrompt, ...]:
-    """The first `count` prompts of an ImageSamples folder; vision: only those with images, else only those without."""
+    """The first `count` held-out prompts of an ImageSamples folder, from the first held-out split that has any.
+
+    vision: take only prompts with images; otherwise only those without.
+    """
     rows: dict[str, list[dict[str, Any]]] = {split: [] for split in HELD_OUT}
     for row in read_jsonl(samples / "samples.jsonl"):
         fits = bool(row["images"]) == vision and any(turn["role"] == "user" for turn in row["messages"])
