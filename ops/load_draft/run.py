@@ -51,8 +51,9 @@ def load_draft(config: LoadDraft, stage: Stage) -> None:
 
 
 def import_draft(config: LoadDraft, directory: Path, stage: Stage) -> None:
-    """Read a draft's directory, and write it as a serving directory. Raises DataError, without naming folders to the
-    user.
+    """Read a draft's directory, and write it as a serving directory.
+
+    Raises DataError, whose message may name folders that the user does not know.
     """
     target = stage.inputs["target"]
     written, info = read_draft_json(directory), target_info(target)
