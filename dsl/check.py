@@ -78,7 +78,7 @@ class NodeCheck:
         return self.tree.is_argument(self.path(field))
 
     def mistake(self, field: str, message: str, hint: str = "") -> Finding:
-        """A mistake at a field; "" for the node itself."""
+        """A mistake at a field of this node or table; field "" stands for the node itself."""
         return self.tree.mistake(self.path(field), message, hint)
 
     def report(self, field: str, message: str, hint: str = "") -> None:
@@ -104,7 +104,7 @@ def check_node(tree: Tree, node_id: str, seed: int) -> NodeCheck:
 
 
 def check_table(tree: Tree, name: str) -> NodeCheck:
-    """A table beside the nodes."""
+    """Check a table beside the nodes, such as [pipeline], against its class."""
     table = NodeCheck(tree, name)
     if name in tree.values:  # a missing table is reported by itself
         found = checked(CLASSES[name], tree.table(name), owner=name)
@@ -158,9 +158,9 @@ def _report(node: NodeCheck, found: Checked, table: str = "") -> None:
 
 
 def unknown_key(tree: Tree, owner: str, name: str, fields_only: bool = False) -> KeyHint:
-    """What to say of a key ("table.key" and "launch.key" too) that a node or table does not have.
+    """A hint for a key, also "table.key" or "launch.key", that a node or table does not have.
 
-    fields_only: an edge cannot be meant.
+    fields_only: whether edges are no candidates.
     """
     from dsl import aliases  # only for mistakes
 
@@ -221,9 +221,9 @@ Absent = dict[str, list[Finding]]  # mistakes about missing files and folders, b
 
 
 def wiring_mistakes(nodes: Mapping[str, NodeCheck], machine: Machine, absent: Absent | None = None) -> list[Finding]:
-    """All mistakes between the nodes, also where some nodes are known in part.
+    """All mistakes between the nodes, even where some nodes are only partly valid.
 
-    absent: if given, collects missing files and folders, which are then not among the mistakes.
+    absent: if given, missing files and folders are collected in it, and are no mistakes.
     """
     mistakes: list[Finding] = []
     for node in nodes.values():
@@ -262,7 +262,7 @@ def inputs_of(op: OpSpec, values: Mapping[str, Any]) -> dict[str, tuple[str, ...
 
 
 def absolute_path(path: str | Path, root: Path) -> Path:
-    """The path, relative to root, without `..` and with symbolic links as they are."""
+    """The absolute form of a path that is relative to root, without `..`; symbolic links are not resolved."""
     return Path(os.path.normpath(root.absolute() / path))
 
 
@@ -287,7 +287,9 @@ def external_value(value: Any, field: ConfigField, root: Path) -> Any:
 
 
 def _may_be_model_id(value: str, field: ConfigField, path: Path) -> bool:
-    """Whether "owner/name" names a model: not where there is a folder `owner`, in which `name` is then looked for."""
+    """Whether a text "owner/name" names a model: it does unless a folder `owner` exists, where `name` is then looked
+    for.
+    """
     return field.model_id and MODEL_ID.fullmatch(value) is not None and not is_there(path.parent, Path.is_dir)
 
 
@@ -308,7 +310,7 @@ def _edge_mistakes(node: NodeCheck, op: OpSpec, nodes: Mapping[str, NodeCheck]) 
 
 
 def _who_gives(wanted: type, nodes: Mapping[str, NodeCheck], known: Sequence[str]) -> str:
-    """A hint that names the nodes which produce the wanted artifact. known: the ids as they may be written there."""
+    """A hint that names the nodes which produce the wanted artifact. known: the node ids that may be written there."""
     having = [node for node in nodes.values() if node.op is not None and issubclass(node.op.output, wanted)]
     named = {node.id if node.id in known else node.tree.template(node.id) for node in having}
     givers = [f'"@{name}"' for name in known if name in named]
@@ -406,7 +408,7 @@ def _read_by(node: NodeCheck, edge: str, nodes: Mapping[str, NodeCheck]) -> Node
 
 
 def _known_values(node: NodeCheck) -> dict[str, Any]:
-    """What was given and has no mistake, and the defaults of the others."""
+    """The values of a node that are given and valid, with defaults for the other fields."""
     defaults = {name: field.default for name, field in node.fields.items() if not field.required}
     return {name: value for name, value in {**defaults, **node.values}.items() if name not in node.wrong}
 

@@ -75,7 +75,7 @@ class Closure:
 
 
 def read_source(path: Path) -> ModuleSource:
-    """Parse a file; the same content is parsed once. Raises ConfigError for a file that is not Python."""
+    """Parse a source file; equal content is parsed only once. Raises ConfigError for a file that is not Python."""
     return parse_source(path, path.read_bytes())
 
 
@@ -188,8 +188,10 @@ class Project:
 
 @frozen
 class _Module:
-    """A module of the project. name: its file's path from its root. file: None of a package without `__init__` and of
-    what is not the project's. folders: those of a package, where its modules are.
+    """A module found under a root. name: its file's path from the root.
+
+    file: None for a package without `__init__`, and for modules that are not the project's. folders: those in which a
+    package's modules are.
     """
 
     name: str
@@ -197,7 +199,7 @@ class _Module:
     folders: tuple[Path, ...] = ()
 
     def absolute(self, imported: str) -> str:
-        """The full name of what the module imports."""
+        """The absolute name of an imported module; relative names start from this module."""
         relative = imported.lstrip(".")
         level = len(imported) - len(relative)
         if not level:
@@ -207,7 +209,7 @@ class _Module:
 
 
 def _names_in(folder: Path) -> frozenset[str]:
-    """The names in a folder; none of what is no folder."""
+    """The names in a folder; empty if it is no folder."""
     try:
         with os.scandir(folder) as entries:
             return frozenset(entry.name for entry in entries)
@@ -216,13 +218,13 @@ def _names_in(folder: Path) -> frozenset[str]:
 
 
 def _is_foreign(name: str, folder: Path) -> bool:
-    """Whether what a root has of that name is the standard library's or an installed package."""
+    """Whether a root's module of this name belongs to the standard library or an installed package."""
     is_installed = not INSTALLED.isdisjoint(folder.parts)
     return is_standard(str(folder)) or (is_installed and name not in OWN_PACKAGES)
 
 
 def _leave_out_declarations(tree: ast.Module) -> None:
-    """Remove from classes that `@op(...)` declares that decorator, the fields, and what OUTSIDE_KEY names."""
+    """Remove the declarations from classes with `@op(...)`: the decorator, the fields, and the names in OUTSIDE_KEY."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and any(map(_is_op, node.decorator_list)):
             node.decorator_list = [each for each in node.decorator_list if not _is_op(each)]
@@ -250,7 +252,7 @@ def _imported(statement: ast.ImportFrom, name: str) -> str:
 
 
 def _last_name(function: ast.expr) -> str:
-    """`field` of `field` and of `dsl.op.field`; empty for what has no name."""
+    """The last part of a dotted name: `field` for `field` and for `dsl.op.field`; "" for other expressions."""
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
@@ -314,7 +316,7 @@ def _written_fields(node: ast.AST) -> tuple[tuple[str, ...], list[Any]]:
 
 
 def _written(node: ast.AST, name: str, members: list[Any]) -> list[Any]:
-    """What counts of a list in the tree: no docstrings of modules, classes, functions and fields, no help of fields."""
+    """The members of a list in the syntax tree that enter its digest: no docstrings, and no `help` of fields."""
     if name == "body" and isinstance(node, _DOCUMENTED):
         return [member for member in members if not _is_text(member)]
     if name == "keywords" and isinstance(node, ast.Call) and _last_name(node.func) == "field":

@@ -31,7 +31,7 @@ TABLES = (*TABLE_NAMES, "node", "for_each", "sweep")
 def compile_pipeline(
     pipeline: Pipeline, overrides: Sequence[str] = (), sweeps: Sequence[str] = (), absent: Absent | None = None
 ) -> Graph:
-    """The graph of a pipeline that Python made. Arguments and errors are those of `compiled`."""
+    """The compiled graph of a pipeline made in Python. Takes and raises the same as `compiled`."""
     return compiled(tree_of(pipeline), overrides, sweeps, absent)
 
 
@@ -147,7 +147,7 @@ def _check_upload(mlflow: NodeCheck, nodes: Sequence[str]) -> None:
 
 
 def _check_names(tree: Tree) -> None:
-    """Report tables of the top level that a file should not have, or lacks, and ids that nodes cannot have."""
+    """Report unknown and missing top-level tables, and invalid node ids."""
     for node_id in tree.nodes:
         if wrong := wrong_id(node_id):
             tree.report(("node", node_id), wrong)
@@ -175,9 +175,7 @@ def _check_names(tree: Tree) -> None:
 
 
 def _in_order(mistakes: Sequence[Finding], tree: Tree) -> list[Finding]:
-    """The mistakes in the order of the files, those of the command line last. Each comes once, since copies of a node
-    share theirs.
-    """
+    """The mistakes without repetition, as copies of a node share theirs: in the order of the files, arguments last."""
     files = {str(source.path): place for place, source in enumerate(tree.files)}
 
     def place(mistake: Finding) -> tuple[bool, int, int, int]:

@@ -60,7 +60,7 @@ def unstructure(value: object) -> Any:
 
 
 def type_mistake(expected: Any, value: object) -> str | None:
-    """Why the value is not of that type; None if it is."""
+    """A text on why a value is not of a type; None if it is."""
     try:
         structure(expected, value)
     except StructureError as error:
@@ -126,13 +126,13 @@ def member_type(expected: Any, container: type) -> Any:
 
 
 def table_class(expected: Any) -> Any:
-    """The attrs class of a type that is one, or one or None; None for any other type."""
+    """The attrs class of a type X or X | None; None for any other type."""
     classes = [choice for choice in _choices(expected) if choice is not type(None)]
     return classes[0] if len(classes) == 1 and attrs.has(classes[0]) else None
 
 
 def flat(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table without tables in it: their values as "table.key". An empty one stays."""
+    """The table without nested tables; their values appear as "table.key". An empty nested table stays."""
     found: dict[str, Any] = {}
     for name, value in table.items():
         inner = flat(value) if isinstance(value, dict) else {}
@@ -141,7 +141,7 @@ def flat(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def readable(error: Exception) -> str:
-    """What a validator says: `'lr' must be > 0: -1`, as attrs words it, -> `must be > 0, got -1`."""
+    """A validator's message in plain words: `'lr' must be > 0: -1` becomes `must be > 0, got -1`."""
     message = str(error.args[0]) if error.args else str(error)
     found = re.fullmatch(r"'\w+' must be (\S+) (\S+): (.*)", message, re.DOTALL)
     if found is not None:
@@ -163,7 +163,7 @@ class Member:
 
     @property
     def wanted(self) -> str:
-        """What a table without it lacks."""
+        """The name of the field's type, for the message about a table that lacks the field."""
         return type_name(self.type)
 
     def structure(self, value: object) -> Any:
@@ -228,7 +228,7 @@ def checked(
 
 @cache
 def members_of(cls: type) -> Mapping[str, Member]:
-    """The fields of a class, which are checked by their annotations."""
+    """The fields of a class by name, with the types of their annotations."""
     hints = typing.get_type_hints(cls)
     types = {each.name: hints[each.name] for each in attrs.fields(cls) if each.init}
     return {name: Member(name, expected, table_class(expected)) for name, expected in types.items()}

@@ -28,7 +28,7 @@ def is_draft_folder(op_file: Path) -> bool:
 
 
 def draft_folders(op_files: Sequence[Path]) -> dict[str, Path]:
-    """The folders among the op files by the names of their algorithms."""
+    """The draft folders among the op files, by the names of their algorithms."""
     return {file.parent.name: file.parent for file in op_files if is_draft_folder(file)}
 
 
@@ -43,7 +43,9 @@ def use_draft_folders(op_files: Sequence[Path]) -> None:
 
 
 def use_checked_folders(op_files: Sequence[Path]) -> list[Finding]:
-    """Use the folders that pipelines name, once they are checked; with mistakes, which are returned, none is known."""
+    """Check the draft folders that a pipeline names, and register them. Returns mistakes; with any, none is
+    registered.
+    """
     taken: Mapping[str, str] = named_function(COMES_WITH_DFLOW) if any(map(is_draft_folder, op_files)) else {}
     mistakes = folder_mistakes(op_files, list(taken))
     use_draft_folders(() if mistakes else op_files)
@@ -51,12 +53,12 @@ def use_checked_folders(op_files: Sequence[Path]) -> list[Finding]:
 
 
 def own_algorithms() -> Mapping[str, Path]:
-    """The folders that are used, by the names of their algorithms."""
+    """The registered draft folders, by the names of their algorithms."""
     return _used
 
 
 def folder_mistakes(op_files: Sequence[Path], taken: Sequence[str]) -> list[Finding]:
-    """What is wrong with the folders among the op files. taken: the names of the algorithms that come with dflow."""
+    """Mistakes in the draft folders among the op files. taken: the names of the algorithms that come with dflow."""
     mistakes = []
     seen: dict[str, Path] = {}
     for file in dict.fromkeys(filter(is_draft_folder, op_files)):

@@ -34,12 +34,12 @@ class Encoded:
 
 
 def fingerprint(value: object) -> str:
-    """SHA-256 of the encoding, as hex."""
+    """The SHA-256 of a value's encoding, in hex."""
     return hashlib.sha256(encode(value)).hexdigest()
 
 
 def encode(value: object) -> bytes:
-    """The encoding; no encoding is the beginning of another one. Raises ConfigError for a value that has none."""
+    """The canonical bytes of a value; no encoding is a prefix of another. Raises ConfigError for unsupported types."""
     if value is None:
         return b"n"
     if isinstance(value, Enum):

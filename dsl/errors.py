@@ -52,11 +52,11 @@ class StoreError(DflowError):
 
 
 class LeaseLost(StoreError):
-    """The lease on a work folder is held by another process."""
+    """An error: another process holds the lease on a work folder."""
 
 
 class DiskFull(StoreError):
-    """A file could not be written for want of space; what was committed before is safe."""
+    """An error: no space is left to write a file. Earlier committed artifacts are safe."""
 
 
 class NotTrusted(DflowError):
@@ -76,7 +76,7 @@ class ClusterError(StageError):
 
 
 class ServerError(DflowError):
-    """A server that dflow started or asked did not start, or did not answer."""
+    """An error: a server that dflow started or asked did not start, or did not answer."""
 
 
 class PipelineError(DflowError):
@@ -95,7 +95,7 @@ class StructureError(DflowError):
         super().__init__("\n".join(map(str, self.mistakes)))
 
     def below(self, name: str) -> list[Finding]:
-        """The mistakes as those of a table or list that holds the value under this name."""
+        """The mistakes with paths that begin with `name`, the key of the table or list that holds the value."""
         return [each.at(f"{name}.{each.path}" if each.path else name) for each in self.mistakes]
 
 

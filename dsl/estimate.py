@@ -19,10 +19,10 @@ PROMISED = "promised:"
 
 @frozen(kw_only=True)
 class Trial:
-    """A run of the node on a few samples.
+    """A trial run of the node on a few samples.
 
-    config: the small one. artifact: what the trial made. inputs: edge -> the folder that it read, None for none, a
-    tuple for a `tuple` edge.
+    config: the reduced config. artifact: the folder that the trial made. inputs: edge -> the folder that it read, None
+    for none, a tuple for a `tuple` edge.
     """
 
     config: Any
@@ -72,10 +72,10 @@ class Amount:
 
 @frozen(kw_only=True)
 class Growth:
-    """What grows from a trial to the full run; all else is taken to stay: imports, loading a model.
+    """The growth from a trial to the full run; everything else, such as imports, is assumed to stay.
 
-    series: one for each series of progress that the stage reports, in order. tail: how many times longer what follows
-    the last of them may get. output: how many times larger the artifact. notes: sentences for the user.
+    series: one amount for each series of progress that the stage reports, in order. tail: the factor by which the time
+    after the last series may grow. output: the factor by which the artifact grows. notes: sentences for the user.
     """
 
     series: tuple[Amount, ...] = ()

@@ -18,7 +18,7 @@ OPTIONAL: Any = type(validators.optional(validators.ge(0)))
 
 
 class Clash(ValueError):
-    """A value that excludes the values of `others`, which are given as well."""
+    """A value that excludes values given for other fields. others: their names."""
 
     def __init__(self, message: str, others: Sequence[str]) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class Clash(ValueError):
 
 
 class Needs:
-    """A rule: with this value, the fields of `given` are not None, and those of `left_out` are None."""
+    """A validator: with this value, the fields in `given` must be set, and those in `left_out` must be None."""
 
     def __init__(self, value: Any, message: str, given: Sequence[str] = (), left_out: Sequence[str] = ()) -> None:
         self.value = value
@@ -44,7 +44,7 @@ class Needs:
 
 
 class Only:
-    """A rule: another value than the default only where the field `other` has this value."""
+    """A validator: only if the field `other` has this value may the validated field differ from its default."""
 
     def __init__(self, other: str, value: Any, message: str) -> None:
         self.other = other
@@ -57,7 +57,7 @@ class Only:
 
 
 class ChosenBy(Only):
-    """A rule of a table: it belongs to this value of `other`. Where it is left out then, it has its defaults."""
+    """A validator of a table that belongs to one value of the field `other`; if left out then, it has its defaults."""
 
 
 class Given:

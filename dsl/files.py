@@ -22,15 +22,15 @@ NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EFBIG})  # 
 
 
 def open_plain(path: Path) -> IO[bytes]:
-    """A regular file opened for reading. Raises OSError: with ELOOP where a link or something else is in its place.
+    """Open a regular file for reading. Raises OSError, with ELOOP for a link and for special files.
 
-    A pipe is not waited for, and a device is not read.
+    It waits for no pipe, and reads no device.
     """
     return os.fdopen(_plain_descriptor(path)[0], "rb")
 
 
 def read_plain(path: Path) -> bytes:
-    """The content of a regular file. Raises OSError as `open_plain`, with EFBIG for more than LARGEST bytes."""
+    """Read a regular file. Raises OSError as `open_plain` does, and with EFBIG for more than LARGEST bytes."""
     descriptor, size = _plain_descriptor(path)
     data = b""
     try:
@@ -45,7 +45,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def _plain_descriptor(path: Path) -> tuple[int, int]:
-    """A descriptor of a regular file that no link leads to, and its size in bytes."""
+    """Open a regular file that is no link; returns its descriptor and its size in bytes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
@@ -55,7 +55,7 @@ def _plain_descriptor(path: Path) -> tuple[int, int]:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """A descriptor of a file that is dflow's own; a link in its place is removed first. Raises OSError."""
+    """Open a file of dflow's own; returns its descriptor. A link in its place is removed first. Raises OSError."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW, MODE)
     except OSError as error:

@@ -90,7 +90,7 @@ class Finding:
 
     @property
     def path(self) -> str:
-        """The path of the key; "" for no key."""
+        """The path of the pipeline's key that the finding concerns; "" for none."""
         return self.where.path if isinstance(self.where, Field) else ""
 
     @property
@@ -99,7 +99,7 @@ class Finding:
         return self.where.position if isinstance(self.where, Field) else None
 
     def at(self, path: str, position: Position | None = None) -> Finding:
-        """The finding at another key; position: where it is written, if that is another place."""
+        """The finding for another key. position: where that is written, if it is another place."""
         return evolve(self, where=Field(path, position or self.position))
 
     def to_json(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Finding:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Finding:
-        """Raises ValueError for what `to_json` does not make."""
+        """The finding that `to_json` wrote. Raises ValueError for any other data."""
         if not all(isinstance(value, str) for value in data.values()) or data["level"] not in get_args(Level):
             raise ValueError("not a finding")
         where: Field | File | Node | None = None
@@ -130,7 +130,7 @@ class Finding:
 
 
 def for_run(text: str, run: str) -> str:
-    """The text with the run's id for RUN in commands of dflow; unchanged for no run."""
+    """The text with RUN in dflow's commands replaced by the run's id; unchanged without a run."""
     return re.sub(r"(\bdflow [a-z-]+ )RUN\b", rf"\g<1>{run}", text) if run else text
 
 

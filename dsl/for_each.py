@@ -70,12 +70,12 @@ class Group:
 
     @property
     def shown(self) -> str:
-        """`draft` of `for_each.draft`, `train.lr` of `sweep.train.lr`."""
+        """The group's name for users: `draft` of `for_each.draft`, `train.lr` of `sweep.train.lr`."""
         return self.name.partition(".")[2]
 
 
 def put_sweeps(tree: Tree, texts: Sequence[str]) -> None:
-    """Put each `--sweep node.field=[...]` into the table [sweep], in the place of what the file sweeps there."""
+    """Put each `--sweep node.field=[...]` into the table [sweep]; it replaces the file's sweep of that field."""
     given: set[str] = set()
     for text in texts:
         position = Position(f"--sweep {text}", is_argument=True)
@@ -107,7 +107,7 @@ def sort_of(tree: Tree) -> str:
 
 
 def expand(tree: Tree) -> None:
-    """Put the copies in the places of the nodes that they are copies of."""
+    """Replace the nodes that sweeps and for_each copy by their copies."""
     groups = [*_written_groups(tree), *_swept_groups(tree)]
     if not groups:
         return
@@ -173,7 +173,9 @@ def _swept_groups(tree: Tree) -> Iterator[Group]:
 
 
 def _value_names(field: str, values: Iterable[Any]) -> list[str]:
-    """`lr_0_001`, `x_m1_0` for -1.0: the field and the value, in the characters of ids, each name once."""
+    """Names of variants, from the field and its values, in characters of ids, all different: `lr_0_001`; `x_m1_0` for
+    -1.0.
+    """
     names: list[str] = []
     for number, value in enumerate(values, start=1):
         shown = re.sub(r"[^A-Za-z0-9-]+", "_", toml_text(value)).strip("_")
@@ -269,7 +271,7 @@ class _Expansion:
         return users
 
     def _tables_of(self, node_id: str) -> list[Mapping[str, Any]]:
-        """What the node may be given, by its own table and by variants."""
+        """The tables that may set a node's values: its own, and those of variants."""
         variants = (variant.changes.get(node_id, {}) for group in self.groups for variant in group.variants)
         return [self.nodes[node_id], *variants]
 
@@ -300,7 +302,7 @@ class _Expansion:
         return table
 
     def _report_overridden(self, node_id: str, variant: Variant, copy_id: str) -> None:
-        """An argument for all copies of a value that the variant sets."""
+        """Report an argument that sets a value for all copies although the variant sets it."""
         for path, value in _cells(variant.changes[node_id]):
             for given in () if isinstance(value, dict) else {path, path[:1]}:
                 _, position = self.tree.origins.get(("node", node_id, *given), (given, None))
@@ -313,7 +315,7 @@ class _Expansion:
                 self.tree.mistakes.append(Finding(message, Field(position=position), hint))
 
     def _rewired_table(self, table: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-        """What the node takes from nodes that are copied comes from the copies of the same variants."""
+        """The table of a copy, in which references to copied nodes lead to the copies of the same variants."""
         op = self.tree.find_op(table.get("op"))
         return {
             name: self._rewired(value, names, name != "launch" and (op is None or name in op.edges))

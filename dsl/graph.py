@@ -33,9 +33,9 @@ OTHER_VERSION = "use the version of dflow that wrote it, or start a new run"
 
 @frozen
 class GraphNode:
-    """A checked node: external paths in the config are absolute; inputs maps each edge to the ids of its producers.
+    """A checked node of a graph. Paths to external files in its config are absolute.
 
-    copy: which one it is, where a sweep or for_each copied it.
+    inputs: edge -> ids of the nodes that it reads. copy: its origin, where a sweep or for_each copied it.
     """
 
     id: str
@@ -93,11 +93,11 @@ class Graph:
 
     @property
     def judged_by(self) -> frozenset[str]:
-        """The metrics that tell how good the result is, as its ops say."""
+        """The metrics that tell how good the pipeline's result is, as declared by its ops."""
         return frozenset(node.op.judged_by.removeprefix("-") for node in self.nodes.values() if node.op.judged_by)
 
     def mistake(self, node_id: str, message: str) -> Finding:
-        """What is wrong with a node that is compiled, and where that is written."""
+        """A mistake of a compiled node, with its place in the file."""
         if self.tree is None:
             return Finding(message, Field(f"node.{node_id}"))
         return self.tree.mistake(("node", node_id), message)
@@ -129,7 +129,7 @@ def _names(node: GraphNode) -> tuple[str, ...]:
 
 @frozen
 class NodeData:
-    """A node in JSON; in its config a reference is "@node"."""
+    """The JSON form of a node; in its config a reference is "@node"."""
 
     id: str
     op: str
@@ -220,13 +220,13 @@ def node_to_json(graph: Graph, node_id: str) -> dict[str, Any]:
 
 
 def node_from_json(values: Mapping[str, Any]) -> GraphNode:
-    """The node of `node_to_json`. Raises as `graph_from_json` does."""
+    """The node in the JSON that `node_to_json` made. Raises as `graph_from_json` does."""
     data = _read(StageData, values)
     return data.node.node(_ops_of(data.op_files))
 
 
 def _ops_of(op_files: tuple[Path, ...]) -> Callable[[str], OpSpec]:
-    """Ops by name; configs know the draft algorithms among the op files from now on."""
+    """A function that finds ops by name; the draft algorithms among the op files are registered first."""
     if op_files:
         use_draft_folders(op_files)
     return cache(lambda name: load_op(name, op_files))

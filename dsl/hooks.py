@@ -12,8 +12,9 @@ from dsl.op_class import HOOK_FILES
 
 
 def method(op: OpSpec, name: str) -> Callable[..., Any] | None:
-    """The method of the op's config class, which takes the config as self unless it is static. The caller declares
-    the type. None where there is none, or a field or edge of that name.
+    """The method `name` of an op's config class; None without one, or if a field or edge has that name.
+
+    It takes the config as self unless it is static. The caller declares the function's type.
     """
     if name in op.fields or name in op.edges:
         return None

@@ -64,7 +64,7 @@ def take_search_path(folders: Sequence[str]) -> None:
 
 
 def is_standard(path: str) -> bool:
-    """Whether a folder, or the archive of its place, is the standard library's."""
+    """Whether a path is the standard library's folder or archive, or below it."""
     return path == ARCHIVE or is_below(path, [str(STANDARD)])
 
 
@@ -79,12 +79,12 @@ def is_below(path: str, folders: Iterable[str]) -> bool:
 
 
 def module_folder(file: Path) -> Path:
-    """The folder from which a module, or the package whose `__init__.py` the file is, is imported."""
+    """The folder from which a module is imported; for an `__init__.py` it is the one above the package."""
     return file.parent.parent if file.name == "__init__.py" else file.parent
 
 
 def put_on_path(folder: Path) -> None:
-    """Let modules beside a user's file be imported, after everything that is installed."""
+    """Add a user's folder to the end of sys.path, so that its modules come after everything installed."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
         _added_folders.append(str(folder))
@@ -112,7 +112,7 @@ class FromSource(SourceFileLoader):
     """A loader that neither reads nor writes bytecode."""
 
     def path_stats(self, path: str) -> NoReturn:
-        """Raises OSError, by which a SourceLoader knows that bytecode cannot be used."""
+        """Raise OSError, which tells a SourceLoader that bytecode cannot be used."""
         raise OSError(f"{path} is read from its source")
 
     def get_data(self, path: str) -> bytes:
@@ -155,12 +155,12 @@ def source_of(file: Path) -> bytes:
 
 
 def _lines(file: str, source: bytes) -> tuple[int, None, list[str], str]:
-    """An entry of `linecache`."""
+    """An entry of `linecache` for a source file."""
     return len(source), None, decode_source(source).splitlines(keepends=True), file
 
 
 def _project_finder(folder: str) -> Any:
-    """A finder for a folder of the project. Raises ImportError, as a path hook does, for any other."""
+    """A path hook: the finder for a folder of the project. Raises ImportError for any other folder."""
     is_own_op = is_below(folder, [str(PROJECT / "ops")])
     if is_below(folder, FRAMEWORK) or (is_interpreters(folder) and not is_own_op):
         raise ImportError(f"{folder} is not the project's")
@@ -191,7 +191,7 @@ def _absolute(entry: str) -> str:
 
 
 def _editable_folders() -> list[str]:
-    """The folders of packages that are installed by a finder of setuptools, which does not use sys.path."""
+    """The folders of editable packages whose setuptools finder does not use sys.path."""
     modules = (sys.modules.get(getattr(finder, "__module__", "")) for finder in sys.meta_path)
     mappings = (_mapping(module) for module in dict.fromkeys(module for module in modules if module is not None))
     return [str(Path(place).parent) for mapping in mappings for place in mapping.values()]

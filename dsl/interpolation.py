@@ -33,7 +33,7 @@ KINDS = "${node.field}, ${env:NAME}, ${secret:NAME}, ${pipeline.name} or ${pipel
 
 
 class _Refused(Exception):
-    """A reference that means nothing; hint as in Finding. Without a message it is reported elsewhere."""
+    """A reference that cannot be resolved. hint: as in Finding. Without a message it is reported elsewhere."""
 
     def __init__(self, message: str = "", hint: str = "") -> None:
         super().__init__(message)
@@ -77,7 +77,7 @@ class _Interpolation:
             self._finish(*self.waiting[cell])
 
     def _needed(self) -> dict[str, list[str]]:
-        """The values that have to be filled in before each value that waits."""
+        """A mapping from each value with references to the values that must be filled in before it."""
         inside: dict[str, list[str]] = {}
         for cell in self.waiting:
             inside.setdefault(cell.rpartition(".")[0], []).append(cell)

@@ -28,12 +28,12 @@ LONGEST_LINE = 64 << 20  # bytes
 
 
 def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Append one line; durable: return only when it is on disk."""
+    """Append a value to a file as one line of JSON. durable: return only when it is on disk."""
     append_lines(path, [value], durable=durable)
 
 
 def append_lines(path: Path, values: Iterable[Mapping[str, Any]], *, durable: bool = False) -> None:
-    """Append several lines by one write."""
+    """Append values to a file as lines of JSON, in one write."""
     line = b"".join(compact(value) for value in values)
     with clear_errors(path):
         descriptor = open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
@@ -68,15 +68,15 @@ def _field_names(cls: type[attrs.AttrsInstance]) -> frozenset[str]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of a file; empty where it does not exist."""
+    """The values of all complete lines of a JSONL file; empty where it does not exist."""
     return LineReader(path).read()
 
 
 class LineReader:
-    """Reads the lines appended since the last call, at first those from an offset on.
+    """A reader of JSON lines: each call returns those appended since the last one, at first from an offset on.
 
-    A last line without its end is read later. A line of more than LONGEST_LINE bytes is damage, and skipped. only:
-    lines without this text are passed over without being parsed.
+    A last line without its end is read later. A line of more than LONGEST_LINE bytes is skipped as damaged. only: lines
+    without this text are skipped unparsed.
     """
 
     def __init__(self, path: Path, offset: int = 0, *, only: re.Pattern[bytes] | None = None) -> None:
@@ -124,7 +124,7 @@ def parsed_object(text: bytes | str) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, value: Any, *, durable: bool = False, in_one_line: bool = False) -> None:
-    """Replace a JSON file as a whole: readers see the old one or the new one. durable: also after a machine's crash.
+    """Replace a JSON file atomically. durable: so that it survives a crash of the machine.
 
     in_one_line: for large values that people seldom read; several times faster to write and read.
     """

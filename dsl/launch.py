@@ -28,7 +28,7 @@ def is_address(value: str) -> bool:
 
 
 def cluster_mistake(value: str) -> str:
-    """What is wrong with a text that names a Ray cluster; empty where nothing is."""
+    """A text on what is wrong with the name of a Ray cluster; empty if it is valid."""
     if value == OWN_CLUSTER or is_address(value):
         return ""
     allowed = '"local" (a cluster of dflow\'s own on this machine) or "HOST:PORT" of a cluster\'s head'
@@ -60,7 +60,7 @@ def _is_cluster(machine: Machine, field: attrs.Attribute[str], value: str) -> No
 
 
 def _makes_whole_groups(launch: Launch, field: attrs.Attribute[int], sp_degree: int) -> None:
-    """The ranks of a host form a mesh of nproc / sp_degree groups with sp_degree ranks each."""
+    """A validator: nproc must be a multiple of sp_degree, so that groups of ranks stay on one host."""
     if launch.nproc < sp_degree:
         remedy = f"take nproc = {sp_degree} or a multiple of it, or a smaller sp_degree"
         raise ValueError(f"fewer ranks than the mesh needs: nproc = {launch.nproc}, sp_degree = {sp_degree}; {remedy}")
@@ -120,12 +120,12 @@ class Launch:
 
     @property
     def world_size(self) -> int:
-        """Ranks on all hosts."""
+        """The number of ranks on all hosts."""
         return self.nproc * self.hosts
 
     @property
     def parts(self) -> int:
-        """Parts of a stage that may run on different machines: the hosts, or workers that share shards on a cluster."""
+        """The number of a stage's parts that may run on different machines: hosts, or shard workers on a cluster."""
         return max(self.hosts, self.shard_workers) if self.kind == "ray" else 1
 
     @property
@@ -134,7 +134,7 @@ class Launch:
 
     @property
     def processes(self) -> int:
-        """Processes that report how they ended: the ranks, or the workers that share the shards."""
+        """The number of processes that report how they ended: ranks, or workers that share shards."""
         return max(self.world_size, self.shard_workers)
 
     @property

@@ -93,7 +93,7 @@ def field(
 
 
 def seed_field() -> Any:
-    """The `seed` of an op that draws random numbers; None is replaced by the pipeline's."""
+    """Declare the `seed` field of an op that draws random numbers; None is replaced by the pipeline's seed."""
     return field(default=None, help="seed of the random numbers; default: the pipeline's seed")
 
 
@@ -113,7 +113,7 @@ class Edge:
     table: None = None
 
     def structure(self, value: object) -> Ref | tuple[Ref, ...] | None:
-        """What the field holds before the stage runs, of Refs or their texts, "@node". Raises StructureError."""
+        """The field's value as one Ref or a tuple, from Refs or texts such as "@node". Raises StructureError."""
         if self.many and isinstance(value, (list, tuple)):
             references = tuple(map(_as_reference, value))
             if all(isinstance(each, Ref) for each in references) and (references or self.optional):
@@ -125,7 +125,7 @@ class Edge:
 
     @property
     def wanted(self) -> str:
-        """What the field takes, as a message says it of a node that lacks it."""
+        """A description of the values that the edge takes, for the message about a node that lacks it."""
         example = '["@node", ...]' if self.many else '"@node"'
         return f"{self._kind}: {example}"
 
@@ -136,7 +136,7 @@ class Edge:
 
 @frozen(kw_only=True)
 class ConfigField(Member):
-    """A config field of an op, as shown by `dflow ops NAME`. fields: those of a table."""
+    """A config field of an op, as shown by `dflow ops NAME`. fields: those of a table, by name."""
 
     default: Any
     help: str
@@ -154,12 +154,12 @@ class ConfigField(Member):
 
     @property
     def made_default(self) -> Any:
-        """The default as a value; NOTHING of a required field."""
+        """The field's default value; NOTHING for a required field."""
         return self.default.factory() if isinstance(self.default, attrs.Factory) else self.default  # type: ignore[arg-type]
 
     @property
     def chosen_by(self) -> ChosenBy | None:
-        """The value of another field to which a table belongs."""
+        """The rule that ties a table to a value of another field; None for other fields."""
         return next((rule for rule in validators_of(self.validator) if isinstance(rule, ChosenBy)), None)
 
 
@@ -271,7 +271,7 @@ def _output(cls: type) -> type[Artifact]:
 
 
 def config_fields(cls: type) -> dict[str, ConfigField]:
-    """The fields of any attrs class, by name, as those of an op's config."""
+    """The fields of an attrs class, by name, described like those of an op's config."""
     hints = typing.get_type_hints(cls)
     return {attribute.name: _config_field(attribute, hints[attribute.name]) for attribute in attrs.fields(cls)}
 
@@ -285,7 +285,7 @@ def with_tables(fields: Mapping[str, ConfigField]) -> dict[str, ConfigField]:
 
 
 def chosen_tables(fields: Mapping[str, ConfigField], values: Mapping[str, Any]) -> list[str]:
-    """The tables that the values choose and leave out: they have their defaults."""
+    """The tables that other fields choose but that are not given; they have their defaults."""
     return [
         field.name
         for field in fields.values()
@@ -297,7 +297,7 @@ def chosen_tables(fields: Mapping[str, ConfigField], values: Mapping[str, Any]) 
 
 
 def checked_config(op: OpSpec, given: Mapping[str, Any], into: Any = None) -> Checked:
-    """Check the values of a node, and make its config. into: a config that is not initialised yet."""
+    """Check the values of a node, and make its config. into: an uninitialised config to fill."""
     chosen: dict[str, Any] = {name: {} for name in chosen_tables(op.fields, given)}
     return checked(op.config_class, {**given, **chosen}, {**op.edges, **op.fields}, op.name, into)
 
@@ -334,7 +334,7 @@ def _config_field(attribute: Any, annotation: Any) -> ConfigField:
 
 
 def _check_external(cls: type, field: ConfigField) -> None:
-    """Raises TypeError for an external field whose type is not a path or a list of paths."""
+    """Check that an external field's type is a path or a list of paths. Raises TypeError."""
     is_union = typing.get_origin(field.type) in (typing.Union, types.UnionType)
     members = typing.get_args(field.type) if is_union else (field.type,)
     listed = [typing.get_args(member) for member in members if typing.get_origin(member) is tuple]
@@ -347,7 +347,7 @@ def _check_external(cls: type, field: ConfigField) -> None:
 
 
 def _check_table(cls: type, field: ConfigField, fields: Mapping[str, ConfigField]) -> None:
-    """Raises TypeError for what dflow could not do with a table."""
+    """Check that dflow supports the declaration of a table. Raises TypeError."""
     place = f"{cls.__name__}.{field.name}"
     rule = field.chosen_by
     if rule is not None and (field.table is None or field.default is not None or rule.other not in fields):
@@ -379,7 +379,7 @@ def _is_artifact(annotation: Any) -> bool:
 
 
 def _check_types_when_made(cls: type, spec: OpSpec) -> None:
-    """Make the constructor structure its values; all that are of a wrong type are named in one error."""
+    """Make the constructor of a config class convert its values; one error names all values of a wrong type."""
     cls.__attrs_init__ = cls.__init__  # type: ignore[attr-defined, misc]
 
     def checked_init(self: Any, **values: Any) -> None:

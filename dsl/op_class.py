@@ -57,7 +57,7 @@ class OpClass(Protocol):
     listed as not measured."""
 
     def external_files(self) -> Mapping[str, Path | None]:
-        """The files that an external file names: name -> absolute path, None for a name without a file.
+        """The files named inside the config's external files, as name -> absolute path; None for a missing file.
 
         Names and contents enter the key.
         """
@@ -100,7 +100,7 @@ class OpClass(Protocol):
         """What the node needs, for `dflow plan` and `--smoke`; None where the op cannot tell."""
 
     def smoke(self, samples: int) -> Mapping[str, Any]:
-        """Field -> value for a trial run on so many samples (`dflow run --smoke`)."""
+        """The values to change for a trial run on so many samples (`dflow run --smoke`), by field."""
 
     def threads(self, folders: Folders) -> int | None:
         """The most CPU threads that a rank can use (dsl/threads.py)."""
@@ -117,7 +117,7 @@ class OpClass(Protocol):
 
     @staticmethod
     def logged_model(folder: Path) -> Any:
-        """How MLflow shows an artifact that is a model: a LoggedModel of ops/lib/logged_model.py."""
+        """The form in which MLflow shows the artifact, if it is a model: a LoggedModel of ops/lib/logged_model.py."""
 
 
 ATTRIBUTES = typing.get_type_hints(OpClass)
@@ -130,7 +130,7 @@ OUTSIDE_KEY = frozenset({*ATTRIBUTES, *HOOK_FILES})
 
 
 def class_attributes(cls: type, fields: Iterable[str]) -> dict[str, Any]:
-    """The values of OpClass's attributes in a config class. Raises ConfigError for any wrong member of OpClass."""
+    """The values of OpClass's attributes in a config class. Raises ConfigError for wrong or misspelt members."""
     values = {name: getattr(OpClass, name) for name in ATTRIBUTES}
     mistakes = []
     for name in sorted(_members_of(cls, fields)):
@@ -169,7 +169,7 @@ def _check_parameters(name: str, given: object) -> None:
 
 
 def _check_name(name: str) -> None:
-    """Raises StructureError for what was probably meant to be a member of OpClass."""
+    """Check that a name is no misspelt member of OpClass. Raises StructureError."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, [*ATTRIBUTES, *METHODS, "output"], n=1, cutoff=NEAR)

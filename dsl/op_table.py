@@ -38,7 +38,7 @@ def op_names(op_files: Sequence[Path] = ()) -> list[str]:
 
 
 def unknown_op(name: str, op_files: Sequence[Path] = ()) -> Finding:
-    """The mistake of naming an op that does not exist."""
+    """The mistake of naming an unknown op."""
     names = op_names(op_files)
     return Finding(
         f'there is no op "{shortened(name)}"', advice=did_you_mean(name, names) or f"ops: {', '.join(names)}"
@@ -46,8 +46,9 @@ def unknown_op(name: str, op_files: Sequence[Path] = ()) -> Finding:
 
 
 def user_ops(op_files: Sequence[Path]) -> dict[str, OpSpec]:
-    """The ops declared in the user's files, which are absolute paths; folders of draft algorithms among them declare
-    none. Raises PipelineError with all mistakes.
+    """The ops declared in the user's files (absolute paths), by name. Draft folders among them declare none.
+
+    Raises PipelineError with all mistakes.
     """
     mistakes: list[Finding] = []
     found: dict[str, OpSpec] = {}
@@ -79,7 +80,7 @@ def user_ops(op_files: Sequence[Path]) -> dict[str, OpSpec]:
 
 
 def new_module(name: str, file: Path) -> ModuleType:
-    """An empty module for a file."""
+    """An empty module object for a file."""
     module = ModuleType(name)
     module.__file__ = str(file)
     return module
@@ -91,7 +92,7 @@ def run_source(module: ModuleType, file: Path) -> None:
 
 
 def raised_in(file: Path, error: BaseException, shown_as: str) -> Finding:
-    """An error that a user's file raised while it was run, with the place in that file."""
+    """A mistake for an error that a user's file raised while it ran, with the place in that file."""
     if isinstance(error, SyntaxError) and error.filename == str(file):
         return Finding(
             f"SyntaxError: {error.msg}", Field(position=Position(shown_as, error.lineno or 1, error.offset or 1))
@@ -122,7 +123,7 @@ def _declared_ops(module: ModuleType) -> list[OpSpec]:
 
 
 def _load_op_file(file: Path) -> ModuleType:
-    """Run an op file as the module of its stem, once per process."""
+    """Run an op file as a module named after it, once per process; returns the module."""
     name = file.stem
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(file):

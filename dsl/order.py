@@ -33,7 +33,7 @@ def in_order(parents: Parents) -> list[str]:
 
 
 def children_of(parents: Parents) -> dict[str, list[str]]:
-    """The nodes that read each node, each once, in the order they come."""
+    """The nodes that read each node, without repetition, in the given order."""
     children: dict[str, list[str]] = {node_id: [] for node_id in parents}
     for node_id, ids in parents.items():
         for parent in dict.fromkeys(ids):

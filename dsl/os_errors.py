@@ -28,7 +28,7 @@ USER_ERRNOS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM}
 
 @contextmanager
 def clear_errors(path: Path) -> Iterator[None]:
-    """Turns an OSError from writing at this path into DiskFull or StoreError."""
+    """Open a context that turns an OSError from writing at this path into DiskFull or StoreError."""
     try:
         yield
     except OSError as error:
@@ -37,7 +37,7 @@ def clear_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def output_errors(path: Path) -> Iterator[None]:
-    """Word errors of a file named by the user, outside the store. Raises DflowError."""
+    """Open a context that turns an OSError about a user's file outside the store into a DflowError."""
     if path.is_dir():
         raise DflowError(f"{path}: is a folder; give a file")
     try:
@@ -49,14 +49,14 @@ def output_errors(path: Path) -> Iterator[None]:
 
 
 def clear_error(error: OSError, path: Path) -> StoreError:
-    """The StoreError, or DiskFull, for an OSError at this path."""
+    """The StoreError, or DiskFull, that stands for an OSError at a path."""
     if error.errno in FULL:
         return DiskFull(full_at(path))
     return StoreError(f"{path}: cannot be used: {REFUSED.get(error.errno or 0, error.strerror or str(error))}")
 
 
 def full_at(path: Path) -> str:
-    """The message for a full disk."""
+    """The message that the disk at a path is full."""
     return (
         f"disk full at {path} ({shown_bytes(free_bytes(path))} left): free space there, for example by `dflow gc`, "
         "or choose another --store; then `dflow resume`"

@@ -61,7 +61,7 @@ def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Finding
 
 
 def put_overrides(tree: Tree, overrides: Sequence[Override]) -> list[Override]:
-    """Put the values into the tree, unchecked. Returns the overrides of nodes that it lacks."""
+    """Put the values of overrides into the tree, unchecked. Returns the overrides of nodes that the tree lacks."""
     others = []
     for override in overrides:
         if override.owner not in (*TABLE_NAMES, *tree.nodes):
@@ -83,18 +83,18 @@ def unknown_owner(override: Override, nodes: Sequence[str]) -> Finding:
 
 
 def overridden_nodes(overrides: Sequence[str]) -> dict[str, str]:
-    """The overrides that change a node, with the node's id."""
+    """A mapping from each override that changes a node to the node's id."""
     owners = {text: text.partition(".")[0].strip() for text in overrides}
     return {text: owner for text, owner in owners.items() if owner not in TABLE_NAMES}
 
 
 def changed_values(overrides: Sequence[str]) -> list[str]:
-    """The overrides that change what is computed: values of nodes, and the seed."""
+    """The overrides that change what is computed: those of nodes, and of the seed."""
     return [text for text in overrides if text in overridden_nodes([text]) or text.startswith("pipeline.seed")]
 
 
 def _put(tree: Tree, override: Override) -> None:
-    """Raises ValueError for a text that begins as a TOML value and is none."""
+    """Put one override into the tree. Raises ValueError for a text that opens a TOML value but is invalid."""
     fields = tree.fields(override.owner)
     path, expected, has_default = _declared(fields, override.field)
     op = tree.op(override.owner)
@@ -112,8 +112,9 @@ def _put(tree: Tree, override: Override) -> None:
 
 
 def _declared(fields: Mapping[str, ConfigField], text: str) -> tuple[KeyPath, Any, bool]:
-    """The path of "field", "table.field" or "field.key", the type of what stands there, and whether it has a default.
-    All behind a field that is no declared table is one key.
+    """The path of a dotted name, the type of its value, and whether it has a default.
+
+    Names: "field", "table.field" or "field.key". Everything after a field that is no declared table is one key.
     """
     name, dot, rest = text.partition(".")
     field = fields.get(name)

@@ -16,7 +16,7 @@ def is_there(path: Path, kind: Callable[[Path], bool] = Path.exists) -> bool:
 
 
 def store_above(path: Path) -> Path | None:
-    """The store in which a path lies, links followed; None outside of stores."""
+    """The store in which a path lies, after following links; None outside of stores."""
     for folder in Path(os.path.realpath(path)).parents:
         if (folder / "format").is_file() and (folder / "objects").is_dir():
             return folder

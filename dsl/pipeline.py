@@ -50,7 +50,7 @@ def selected_by(name: str, nodes: Mapping[str, Copy | None]) -> tuple[str, ...]:
 
 
 def wrong_id(node_id: str) -> str:
-    """Why a node cannot have that id; empty where it can."""
+    """A text on why a node cannot have this id; empty if it can."""
     if not NODE_ID.fullmatch(node_id):
         return f'node id "{node_id}": letters, digits, "_" and "-" only, and a letter first'
     return TAKEN_ID.format(node_id) if node_id in TABLE_NAMES else ""
@@ -131,7 +131,7 @@ class Pipeline:
         self.nodes: dict[str, Node] = {}
 
     def node(self, node_id: str, config: Any, *, launch: Launch | None = None) -> Any:
-        """Add a node and return the reference to its output, to be given to the configs of later nodes.
+        """Add a node; returns the reference to its output, to be given to configs of later nodes.
 
         A `seed` of None in the config becomes the pipeline's. Raises ConfigError for an id that is taken or malformed.
         """

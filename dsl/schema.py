@@ -202,7 +202,7 @@ def _needs(cls: type, fields: Mapping[str, ConfigField]) -> Schema:
 
 
 def _inside(field: ConfigField) -> Schema:
-    """What a table must hold where no other file gives it."""
+    """The JSON schema of the keys that a table must have where no other file can give them."""
     required = [each.name for each in field.fields.values() if each.required]
     needed: Schema = {"required": required} if required else {}
     return needed if field.table is None else needed | _needs(field.table, field.fields)
@@ -219,12 +219,12 @@ def _required(given: Sequence[str], left_out: Mapping[str, Any]) -> Schema:
 
 
 def _value(value: Any) -> Any:
-    """A schema of this value, or of a text that may stand for it."""
+    """The JSON schema of a fixed value, or of a text that may refer to one."""
     return False if value is None else {"if": REFERENCE, "else": {"const": _plain(value)}}
 
 
 def _changed(name: str, default: Any) -> Schema:
-    """A condition: the field is there with another value than its default, so far as that can be seen."""
+    """A JSON schema condition: the field is given with a value that is visibly not its default."""
     unchanged = [REFERENCE] if default is None else [REFERENCE, {"const": _plain(default)}]
     return {"required": [name], "properties": {name: {"not": {"anyOf": unchanged}}}}
 
@@ -238,7 +238,7 @@ def _op_names(ops: Mapping[str, OpSpec]) -> Schema:
 
 
 def _op(spec: OpSpec) -> Schema:
-    """Required keys are not asked for here: the file that is extended may give them."""
+    """The JSON schema of a node with this op. Keys are not required here, as the extended file may give them."""
     schema = _object(spec.config_class, spec.fields)
     edges = {edge.name: _edge(edge) for edge in spec.edges.values()}
     named = {"op": {"const": spec.name, "description": spec.help}, "launch": {"properties": _refused_launches(spec)}}
@@ -246,7 +246,7 @@ def _op(spec: OpSpec) -> Schema:
 
 
 def _refused_launches(spec: OpSpec) -> Schema:
-    """What of a launch the op does not do."""
+    """The JSON schema that excludes launches which the op does not support."""
     refused: Schema = {}
     if spec.single_process:
         refused |= {"kind": {"not": {"const": "ranks"}}, "nproc": ONE, "hosts": ONE}
@@ -292,7 +292,7 @@ def _field(field: ConfigField) -> Schema:
 
 
 def _type(expected: Any) -> Schema:
-    """The schema of a type that dsl/convert.py knows; none is a key that is left out."""
+    """The JSON schema of a type known to dsl/convert.py; None is expressed by leaving the key out."""
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
         choices = [_type(member) for member in arguments if member is not type(None)]
@@ -318,7 +318,7 @@ def _or_reference(schema: Schema) -> Schema:
 
 
 def _ranged(schema: Schema, validator: Any) -> Schema:
-    """The schema with the bounds of attrs' own validators."""
+    """The JSON schema extended by the bounds of an attrs validator."""
     bounds: Schema = {}
     for each in validators_of(validator):
         if isinstance(each, BOUND):

@@ -14,16 +14,19 @@ KINDS = {"bool": "bool", "int": "int", "float": "float", "list": "list", "tuple"
 
 
 def shown_value(value: object) -> str:
-    """`8.7 (float)`, `true (bool)`, `"text"`, `[1, 2] (list)`, `none`; a reference as its text."""
+    """The value with its type, for users: `8.7 (float)`, `true (bool)`, `"text"`, `[1, 2] (list)`, `none`.
+
+    A reference is shown as its text.
+    """
     kind = KINDS.get(type(value).__name__, type(value).__name__)
     is_clear = value is None or isinstance(value, str) or _is_reference(value)
     return _written(value) if is_clear else f"{_written(value)} ({kind})"
 
 
 def toml_text(value: Any) -> str:
-    """The whole value, for users: `true`, `["a", "b"]`, `{ threads = 1 }`; different values have different texts.
+    """A value as TOML text for users, not shortened: `true`, `["a", "b"]`, `{ threads = 1 }`.
 
-    A string that cannot be mistaken for another type has no quotes, as on the command line.
+    Different values have different texts. A string that cannot be mistaken for another type has no quotes.
     """
     is_plain = isinstance(value, str) and PLAIN_TEXT.fullmatch(value)
     return value if is_plain else _whole(value)
@@ -69,5 +72,5 @@ def _more(count: int) -> list[str]:
 
 
 def _is_reference(value: object) -> bool:
-    """Whether it is a Ref, which is declared where this module is used."""
+    """Whether a value is a Ref; compared by name, since Ref's module uses this one."""
     return type(value).__name__ == "Ref"

@@ -13,9 +13,10 @@ SIZE = r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)"
 
 
 def parsed_bytes(text: str) -> int:
-    """`24 GiB`, `1.5 TB`, `512MB`: whole bytes. KiB, MiB, GiB and TiB are powers of two, KB to TB powers of ten.
+    """The number of bytes in a size such as `24 GiB`, `1.5 TB` or `512MB`.
 
-    Raises ConfigError for anything else, and for less than a byte.
+    KiB to TiB are powers of two, KB to TB powers of ten. Raises ConfigError for any other text, and for less than a
+    byte.
     """
     found = re.fullmatch(SIZE, text.strip())
     if found is None or found[2].lower() not in UNITS:
@@ -29,7 +30,9 @@ def parsed_bytes(text: str) -> int:
 
 
 def shown_bytes(size: float) -> str:
-    """`36.4 GB`, `2.7 MB`, `12,345 bytes`, `1,204.0 TB`: powers of ten, as disks are sold."""
+    """A number of bytes as text: `36.4 GB`, `2.7 MB`, `12,345 bytes`, `1,204.0 TB`; powers of ten, as disks
+    are sold.
+    """
     for unit, name in ((1e12, "TB"), (1e9, "GB")):
         if size >= unit:
             return f"{size / unit:,.1f} {name}"

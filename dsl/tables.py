@@ -23,7 +23,9 @@ SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]*)(\+\w+)?:")
 
 
 def check_tags(tags: Mapping[str, str]) -> None:
-    """Raises ConfigError for a tag that MLflow could not hold, or that dflow writes itself."""
+    """Check the tags of a pipeline. Raises ConfigError for a tag that MLflow cannot hold, or that dflow
+    itself writes.
+    """
     for name, value in tags.items():
         if not name.strip():
             raise ConfigError("a tag needs a name")
@@ -59,7 +61,7 @@ def _is_known(_table: MlflowTable, _field: attrs.Attribute[str], uri: str) -> No
 
 @frozen(kw_only=True)
 class PipelineTable:
-    """The table `[pipeline]`; the paths in ops, files, and in drafts, folders, are relative to the file."""
+    """The table `[pipeline]`. ops: files; drafts: folders; both relative to the pipeline file."""
 
     name: str = attrs.field(validator=validators.min_len(1))
     seed: int = 0

@@ -104,7 +104,7 @@ class Tree:
         return self.copies[node_id].template if node_id in self.copies else node_id
 
     def templates(self, node_ids: Iterable[str]) -> list[str]:
-        """The ids in the file of these nodes, each once."""
+        """The ids in the file of these nodes, without repetition; copies give the id of the copied node."""
         return list(dict.fromkeys(map(self.template, node_ids)))
 
     def field(self, path: KeyPath) -> ConfigField | None:
@@ -117,7 +117,7 @@ class Tree:
         return found
 
     def put(self, path: KeyPath, value: Any, position: Position) -> None:
-        """Set a value that an argument gives."""
+        """Set a value that a command line argument gives."""
         table: Any = self.values
         for end, key in enumerate(path[:-1], start=1):
             if not isinstance(table.get(key), dict):
@@ -144,7 +144,9 @@ class Tree:
         return there
 
     def position(self, path: KeyPath) -> Position | None:
-        """Position of the value; else of an argument that gave a key in it; else of the nearest table around it."""
+        """The position of a value in a file; else of an argument that sets a key in it; else of the nearest table
+        around.
+        """
         where, given = self.origin(path)
         found = given or self._in_files(where) or self._given_inside(path) or self._given_inside(where)
         return found or next(filter(None, (self._in_files(where[:end]) for end in range(len(where) - 1, 0, -1))), None)
@@ -185,12 +187,12 @@ class Tree:
 
 
 def owner_path(owner: str) -> KeyPath:
-    """The path of a node, or of a table beside the nodes."""
+    """The path in the tree of a node, or of a table beside the nodes."""
     return (owner,) if owner in FIELDS else ("node", owner)
 
 
 def cells(values: Mapping[str, Any], fields: Mapping[str, ConfigField]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values by (field,); those in a table of a node by (table, field)."""
+    """The values by (field,), and those in a node's tables by (table, field)."""
     for name, value in values.items():
         inside = table_values(value) if name in fields and fields[name].table is not None else None
         yield from [((name,), value)] if inside is None else (((name, key), each) for key, each in inside.items())
@@ -254,7 +256,7 @@ def _base_of(source: SourceFile) -> tuple[Path, Position | None]:
 
 
 def _read(file: Path, named_at: Position | None) -> SourceFile:
-    """Read and parse a pipeline file. named_at: where another file extends this one. Raises PipelineError."""
+    """Read and parse a pipeline file. named_at: the place where another file extends it. Raises PipelineError."""
     try:
         data = file.read_bytes()
     except (OSError, ValueError) as error:

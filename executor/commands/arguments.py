@@ -39,7 +39,7 @@ def add_execution(parser: argparse.ArgumentParser) -> None:
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add --sweep, --to and --only."""
+    """Add the options --sweep, --to and --only to a parser."""
     parser.add_argument(
         "--sweep",
         action="append",
@@ -65,7 +65,7 @@ def add_run(parser: argparse.ArgumentParser, default: str = LATEST) -> None:
 
 
 def add_ray(parser: argparse.ArgumentParser) -> None:
-    """Add --ray; `use_cluster(options.ray)` comes before all that asks for the cluster."""
+    """Add the option --ray. The command must call `use_cluster(options.ray)` before it uses the cluster."""
     parser.add_argument(
         "--ray",
         metavar="HOST:PORT",
@@ -75,7 +75,7 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add --trust to a command that does more than look at a store: it writes, sends, or runs what a record names."""
+    """Add the option --trust, for commands that write, send, or run what a record names."""
     parser.add_argument(
         "--trust", action="store_true", help="use a store that you did not make here, from now on, for all commands"
     )
@@ -104,7 +104,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_address(parser: argparse.ArgumentParser, port: int) -> None:
-    """Add --host and --port, where a server listens."""
+    """Add the options --host and --port of a server."""
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -129,7 +129,7 @@ def store_of(options: argparse.Namespace) -> Path:
 
 
 def open_store(options: argparse.Namespace, *, write: bool = False) -> Store:
-    """Open the store of a command's options. write: for a command that has `add_trust`; see `check_store`."""
+    """Open the store that a command's options name. write: for commands with `add_trust`; see `check_store`."""
     path = store_of(options)
     if write:
         check_store(options, path)
@@ -137,7 +137,7 @@ def open_store(options: argparse.Namespace, *, write: bool = False) -> Store:
 
 
 def count(text: str, least: int = 0) -> int:
-    """The type of an argument that is a count."""
+    """Parse a command's argument as a number of at least `least`."""
     if not (text.isascii() and text.isdecimal() and int(text) >= least):
         raise argparse.ArgumentTypeError(f'expected a whole number, {least} or more, got "{text}"')
     return int(text)

@@ -80,8 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 1 where dflow cannot run at all, something is damaged, or the backends disagree; 2 where the file has
-    mistakes. A library that only some ops need does not change it.
+    """Run `dflow doctor`. Exit code 1 where dflow cannot run, something is damaged, or the backends disagree.
+
+    2: the file has mistakes. A library that only some ops need does not change the code.
     """
     _refuse_unused(options)
     if options.verify is not None:
@@ -106,9 +107,9 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _findings(options: argparse.Namespace, check: Callable[[str], None]) -> Iterator[Finding]:
-    """Slow probes run in the background; their findings come last.
+    """All findings about machine, store and cluster; slow probes run in the background, and come last.
 
-    Raises PipelineError where there is no such file.
+    Raises PipelineError where the pipeline file does not exist.
     """
     machine = Machine()
     if options.file is not None:
@@ -157,7 +158,7 @@ def _tracking_uri(file: Path) -> str | None:
 
 
 def _refuse_unused(options: argparse.Namespace) -> None:
-    """Raises PipelineError for options that the chosen check does not have."""
+    """Refuse options that the chosen check does not use. Raises PipelineError."""
     is_verify, is_comparison = options.verify is not None, options.backends
     wrong = []
     if not is_verify and (options.full or options.quick):
@@ -227,7 +228,7 @@ def _rebuilt_by(records: Sequence[Record], digest: str) -> str:
 
 
 def _compare_backends(options: argparse.Namespace) -> int:
-    """Compare the states that transformers and SGLang give for a few samples of each capture node."""
+    """Run `dflow doctor --backends`: compare the states of transformers and SGLang for each capture node."""
     from executor.model_tools.measure import compare
     from ops.tools.compare_backends.text import comparison_text
 

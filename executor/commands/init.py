@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Raises DataError for unusable data, data that `plan` could not read, and a file that exists, all at once."""
+    """Run `dflow init`. Raises DataError for unusable data, data that `plan` cannot read, and an existing file, all at
+    once.
+    """
     output: Path = options.output
     mistakes = _output_mistakes(output, options.force)
     target: Target | None = None
@@ -93,7 +95,9 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _image_root(options: argparse.Namespace) -> str | tuple[str, ...] | None:
-    """The option's value for ingest. Raises DataError where there are several, and not one for each DATA."""
+    """The value of image_root for ingest. Raises DataError for several that do not match the data arguments
+    one to one.
+    """
     roots = [str(Path(root).resolve()) for root in options.image_root or ()]
     if len(roots) > 1 and len(roots) != len(options.data):
         raise DataError(
@@ -132,9 +136,9 @@ def _data_path(output: Path, data: Path) -> str:
 
 
 def _write_schema(path: Path, force: bool) -> bool:
-    """Write the schema for editors. An existing one may include the user's own ops, so only `force` overwrites it.
+    """Write the JSON schema for editors. Returns False where a different one is kept.
 
-    Returns False where a different one is kept.
+    An existing schema may include the user's own ops, so only `force` overwrites it.
     """
     schema = json.dumps(pipeline_schema(all_ops()), indent=1, ensure_ascii=False) + "\n"
     if os.path.lexists(path) and not force:

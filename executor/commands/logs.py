@@ -90,7 +90,7 @@ def _print_reached(record: Record, node_id: str) -> None:
 
 
 def _print_source(store: Store, record: Record, node_id: str, lines: int | None) -> None:
-    """Print the log of the run that computed a cached node. Raises DflowError where there is none."""
+    """Print the log of the run that computed a cached node. Raises DflowError without such a log."""
     node = record.state.nodes[node_id]
     if node.source_run is None:
         running = [each.run for each in running_runs(store.records) if _runs(each, node_id)]
@@ -119,7 +119,7 @@ def _print_source(store: Store, record: Record, node_id: str, lines: int | None)
 
 
 def _newest_log(store: Store, node_id: str) -> str:
-    """The command for the newest run in which a node of this name printed something; empty for none."""
+    """The command that shows the newest run in which a node of this name printed something; "" without one."""
     for record in newest_that_ran(store.records):
         if node_id in record.state.nodes and _Log(record.log_path(node_id)).exists:
             return f"its newest log is of run {record.run}: dflow logs {record.run} {node_id}"
@@ -131,7 +131,7 @@ def _runs(record: Record, node_id: str) -> bool:
 
 
 class _Log:
-    """Prints a file that grows."""
+    """A reader that prints a growing log file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -144,7 +144,7 @@ class _Log:
         return is_plain(self._path, self._path.parent.parent)
 
     def print_last(self, lines: int | None) -> None:
-        """Print the last lines of the current file; None: all."""
+        """Print the last lines of the log file; None for all."""
         if lines is None:
             self.print_more()
         elif self.exists:
@@ -154,7 +154,7 @@ class _Log:
                 self._offset = file.tell()
 
     def print_more(self) -> None:
-        """Print what was appended since the last call."""
+        """Print the text that was appended to the log since the last call."""
         if not self.exists:
             return
         with open_plain(self._path) as file:

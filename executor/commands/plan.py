@@ -119,7 +119,7 @@ def _memory(
 
 
 def _cluster_lines(graph: Graph) -> list[str]:
-    """A line on each cluster that nodes use."""
+    """A line on each cluster that the graph's nodes use."""
     elsewhere = [node.launch for node in graph.nodes.values() if node.launch.kind == "ray"]
     if not elsewhere:  # the usual case: no module that runs stages is imported
         return []
@@ -144,7 +144,7 @@ def _explain(store: Store, planner: Planner, options: argparse.Namespace, absent
 
 
 def _draw(graph: Graph, states: Mapping[str, str], options: argparse.Namespace) -> int:
-    """Print or write the graph; states: a word for each node."""
+    """Print the graph, or write it as a picture. states: a word for each node."""
     from executor.report.graph_text import dot, drawn_graph, levels
 
     if options.picture is not None:
@@ -172,7 +172,7 @@ def _draw(graph: Graph, states: Mapping[str, str], options: argparse.Namespace) 
 
 
 def _coloured(text: str) -> str:
-    """Colour the states, only on a terminal. States are columns between blanks."""
+    """The text with states coloured, if on a terminal. States are columns between blanks."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return text
     state = re.compile(rf"(?<=  )(?:{'|'.join(COLOURS)})(?=  |$)", re.MULTILINE)

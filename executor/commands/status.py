@@ -144,7 +144,7 @@ def _path(store: Store, node: NodeState) -> str | None:
 
 
 def _to_json(store: Store, record: Record, live: Mapping[str, Live]) -> dict[str, Any]:
-    """A running node has its current metrics and progress."""
+    """The run as JSON for `dflow status`; running nodes have their current metrics and progress."""
     state = record.state
     sent = sent_of(record)
     ops = record.op_names()

@@ -112,7 +112,7 @@ def declared() -> tuple[SpecifierSet, dict[str, list[Requirement]]]:
 
 
 def loaded_findings(probes: Mapping[str, subprocess.Popen[str]]) -> Iterator[Finding]:
-    """The results of the probes, in a fixed order."""
+    """The findings of the probe processes, in a fixed order."""
     for name in PROBED:
         if name in probes:
             yield from _LOADED[name](_probe_result(probes[name], TorchFacts if name == "torch" else LibraryFacts))
@@ -158,7 +158,7 @@ def _torch(found: LibraryFacts | str) -> Iterator[Finding]:
 
 
 def _compile(fault: str) -> Finding:
-    """Whether kernels can be compiled for the GPU, as training needs."""
+    """A finding on whether kernels can be compiled for the GPU. fault: why not, "" if they can."""
     if not fault:
         return Finding("a C compiler and Triton compile kernels for the GPU", level="good", code="torch.compile")
     remedy = "install gcc, Python's headers (python3-dev), and the Triton that torch was released with"
@@ -196,7 +196,7 @@ def _extra(extra: str, each: Requirement, version: str) -> Finding:
 
 
 def _allows(each: Requirement, version: str) -> bool:
-    """Whether a version is allowed by PEP 440; pre-releases count."""
+    """Whether a requirement allows a version by PEP 440, pre-releases included."""
     return version != NOT_INSTALLED and each.specifier.contains(version, prereleases=True)
 
 

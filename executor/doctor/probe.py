@@ -88,7 +88,7 @@ def compile_fault_on(device: str) -> str:
 
 
 def transformers_facts() -> LibraryFacts:
-    """Imports dflow's image processor too, which an incompatible torchvision breaks."""
+    """The facts of transformers; it also imports dflow's image processor, which an incompatible torchvision breaks."""
     import transformers
 
     import ops.lib.vision.processor  # noqa: F401 (whether it loads)

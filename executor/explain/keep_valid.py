@@ -62,9 +62,9 @@ def offers(store: Store, planner: Planner) -> list[Offer]:
 
 
 def offer_of(store: Store, planner: Planner, node_id: str) -> Offer:
-    """What may be kept valid for the node.
+    """The artifact that may be kept valid for a node.
 
-    Raises ConfigError that says why nothing may be, StoreError where the artifact is damaged.
+    Raises ConfigError that says why there is none, and StoreError where it is damaged.
     """
     decisions = planner.plan()
     decision = decisions[node_id]
@@ -96,7 +96,7 @@ def _offer(store: Store, planner: Planner, node_id: str, key: str, digests: Mapp
 
 
 def _check(store: Store, found: Sequence[Offer]) -> None:
-    """Raises StoreError where an artifact is damaged."""
+    """Check that no offered artifact is damaged. Raises StoreError."""
     for offer in found:
         damages = check(store, [offer.line.digest])
         if damages:
@@ -105,10 +105,10 @@ def _check(store: Store, found: Sequence[Offer]) -> None:
 
 
 def keep_valid(store: Store, planner: Planner, offer: Offer, reason: str) -> tuple[Record | None, str]:
-    """Enter the new key into the index, and the event into the record of the run that computed the artifact.
+    """Declare the offered artifact valid for the node's new key.
 
-    Returns that record, if it still exists, and the entry as text. Raises ConfigError where the code was
-    edited since the offer was made.
+    The index gets a line, and the record of the run that computed the artifact an event. Returns that record, if it
+    still exists, and the event as text. Raises ConfigError where the code was edited since the offer was made.
     """
     now = node_parts(planner.graph, offer.node, Sources.now(store.external_memo))
     if now != planner.parts[offer.node]:
@@ -140,7 +140,7 @@ def _note_in_record(store: Store, offer: Offer, line: IndexLine) -> Record | Non
 
 
 def _newest_finished(store: Store, op: str, without_code: str) -> tuple[str, IndexLine, Mapping[str, str]] | None:
-    """(key, index line, code) of the newest artifact there is with this key without code."""
+    """The key, index line and code digests of the newest artifact with this key without code; None without one."""
     seen: set[str] = set()
     for record in islice(newest_records(store.records), RECORDS_SEARCHED):
         for node in record.state.nodes.values():

@@ -74,7 +74,7 @@ class NodeDiff:
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing but measured figures differs."""
+        """Whether nothing differs except measured metrics."""
         found = self.values or self.code or self.inputs or self.unknown
         return self.where == "both" and None not in self.digests and len(set(self.digests)) == 1 and not found
 
@@ -197,11 +197,11 @@ class Part:
         return previous_in(self.store, self.earlier, self.ids[name])
 
     def shown(self, node_id: str) -> str:
-        """The name of a node that is read: of a copy its template, where copies are compared under that."""
+        """The name of a node that is read; for a copy the name under which copies are compared."""
         return self.copies[node_id].template if self.is_renamed and node_id in self.copies else node_id
 
     def inputs(self, name: str) -> dict[str, str]:
-        """The digests that are known of the nodes that it reads."""
+        """The known digests of the artifacts that a node reads, by the nodes' names."""
         row = self.earlier.rows.get(self.ids[name])
         known = ((parent, self.earlier.nodes.get(parent)) for parent in (row.parents if row is not None else ()))
         return {self.shown(parent): node.digest for parent, node in known if node is not None and node.digest}
@@ -215,7 +215,9 @@ class Part:
         return {field: self._reference(value) for field, value in flat(self._recorded(name).config).items()}
 
     def settings(self, name: str, keyed: Container[str]) -> dict[str, Any]:
-        """The values outside the key, and which nodes are on the edges."""
+        """The values of a node that do not enter its key, and the nodes on its edges. keyed: names that
+        enter the key.
+        """
         config = {field: value for field, value in self.config(name).items() if field not in keyed}
         return config | {f"launch.{field}": value for field, value in self._recorded(name).launch.items()}
 
@@ -255,7 +257,7 @@ def _node(name: str, first: Part, second: Part) -> NodeDiff:
 
 
 def _settings(kind: Kind, name: str, first: Part, second: Part, keyed: Container[str]) -> tuple[Difference, ...]:
-    """What differs among the values that are not among those of the key parts."""
+    """The differences in values that do not enter the key."""
     return tuple(value_differences(kind, first.settings(name, keyed), second.settings(name, keyed)))
 
 
@@ -288,7 +290,7 @@ def runs_text(first: Record, second: Record, found: RunsDiff) -> str:
 
 
 def _swept(found: RunsDiff) -> str:
-    """How many combinations, and of which values."""
+    """A sentence on the number of combinations in a sweep, and the values that they combine."""
     other = "first" if found.swept == "second" else "second"
     values: dict[str, dict[str, None]] = {}
     for combination in found.combinations:
@@ -333,7 +335,7 @@ def _details(node: NodeDiff) -> list[str]:
 
 
 def _config(node: NodeDiff) -> list[str]:
-    """The values of a node that only one run has, several in a line; None is left out."""
+    """The values of a node that only one run has, as lines with several each; None values are left out."""
     values = [(change.name, change.new if node.where == "second" else change.old) for change in node.values]
     text = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in values if value is not None)
     head = f"  {node.status}: "

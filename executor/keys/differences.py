@@ -54,7 +54,7 @@ class Difference:
     given: Any = ABSENT
 
     def __str__(self) -> str:
-        """`from 1 to 2`, `set to 2`, `no longer there, was 1`, `from 1 to 4 (given: 2)`."""
+        """The change in words: `from 1 to 2`, `set to 2`, `no longer there, was 1`, `from 1 to 4 (given: 2)`."""
         given = "" if self.given is ABSENT else f" (given: {self.shown(self.given)})"
         return f"{self._change()}{given}"
 
@@ -84,7 +84,7 @@ class Difference:
 
 
 def differences(old: KeyParts, new: KeyParts) -> list[Difference]:
-    """All that differs between two nodes' key parts."""
+    """All differences between two nodes' key parts."""
     found = value_differences("op", {"op": old.op, "version": old.version}, {"op": new.op, "version": new.version})
     old_files, new_files = _files_for_values(old, new), _files_for_values(new, old)
     values = value_differences("config", {**old.config, **old_files}, {**new.config, **new_files})
@@ -110,12 +110,12 @@ def code_differences(
 
 
 def is_of_earlier_rule(code: Mapping[str, str]) -> bool:
-    """Whether an earlier dflow recorded the code, by "module:symbol"."""
+    """Whether code digests have the older form "module:symbol" of an earlier dflow."""
     return any(":" in place for place in code)
 
 
 def with_given(found: Iterable[Difference], taken: Mapping[str, Any], given: Mapping[str, Any]) -> list[Difference]:
-    """The differences, with what the user gave where a trial run takes another value. taken, given: configs."""
+    """The differences, with the user's value added where a trial run uses another one. taken, given: configs."""
     changed = {name: value for name, value in given.items() if value is not None and value != taken[name]}
     return [
         attrs.evolve(each, given=changed[each.name]) if each.kind == "config" and each.name in changed else each
@@ -133,7 +133,7 @@ def _files_for_values(parts: KeyParts, other: KeyParts) -> dict[str, FileContent
 def with_paths(
     found: Iterable[Difference], new: Mapping[str, Any], old: Mapping[str, Any] | None = None
 ) -> list[Difference]:
-    """The differences, with the paths that the configs name. old: None where it is not known."""
+    """The differences, with the paths that the configs name. old: None where unknown."""
     return [_with_paths(each, new, old or {}) for each in found]
 
 
@@ -193,7 +193,7 @@ def is_different(old: Any, new: Any) -> bool:
 
 
 def distance(found: Sequence[Difference]) -> int:
-    """How many values differ; all of the code counts as one."""
+    """The number of values that differ; all code together counts as one."""
     values = sum(difference.kind != "code" for difference in found)
     return values + (len(found) > values)
 

@@ -58,7 +58,7 @@ class Look:
 
 
 class ExternalDigests:
-    """Digests by content; without a memo everything is hashed again."""
+    """A cache of digests of external files and folders; without a memo file everything is hashed again."""
 
     def __init__(
         self, memo: Path | None, now: Callable[[], float] = time.time, list_path: Callable[[Path], Tree] | None = None
@@ -81,7 +81,7 @@ class ExternalDigests:
         return self._remembered(label, _listed(external, self._list), asked_at)
 
     def _remembered(self, label: str, tree: Tree, asked_at: float) -> str:
-        """The digest of a tree that was listed after `asked_at`."""
+        """The digest of a listed file or folder, from the memo if possible. asked_at: a time before it was listed."""
         label = label.encode("utf-8", "backslashreplace").decode()
         listing, settled = _listing(tree, asked_at)
         known = self._listings
@@ -181,7 +181,7 @@ def _members(folder: str) -> dict[str, Tree]:
 
 
 def _listing(tree: Tree, asked_at: float) -> tuple[str, bool]:
-    """A hash over all names and stamps, and whether all stamps can be relied on."""
+    """A hash over all names and stamps of a tree, and whether all stamps are old enough to be reliable."""
     members = list(_flat(tree))
     listing = _hash_of(members, lambda stamp: f"{stamp.size} {stamp.mtime_ns} {stamp.ctime_ns} {stamp.inode}")
     return listing, all(is_settled(member.stamp, asked_at) for _, member in members if isinstance(member, File))
@@ -201,7 +201,7 @@ def changed_since(folder: Path, at: float) -> list[str]:
 
 
 def look_at(external: External, list_path: Callable[[Path], Tree] = tree_of) -> Look:
-    """Raises DataError."""
+    """The current state of an external file or folder. Raises DataError."""
     members = list(_flat(_listed(external, list_path)))
     files = [member for _, member in members if isinstance(member, File)]
     newest = max(files, key=lambda file: file.stamp.ctime_ns).path if files else ""

@@ -48,7 +48,7 @@ class KeyParts:
     libraries: Mapping[str, str]
 
     def key(self, inputs: Inputs) -> str:
-        """SHA-256 in hex."""
+        """The node's cache key: SHA-256 in hex over the parts and the inputs' digests."""
         code = self.code if isinstance(self.code, CodeDigests) else CodeDigests(self.code)
         return self._hash(inputs, code)
 
@@ -71,13 +71,13 @@ class KeyParts:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The form in records and manifests."""
+        """The key parts as JSON, as in records and manifests."""
         parts: dict[str, Any] = unstructure(self)
         return parts
 
 
 class LibraryVersions(dict[str, str]):
-    """Distribution -> version at one moment, looked up on first use."""
+    """The installed version of each distribution, looked up once, on first use."""
 
     def __missing__(self, name: str) -> str:
         from importlib import metadata  # slow
@@ -99,7 +99,9 @@ class Sources:
 
     @classmethod
     def now(cls, external_memo: Path | None, externals: ExternalDigests | None = None) -> Sources:
-        """Sources read now, with the memos of a store beside external_memo; None: without a store."""
+        """Sources as they are now. external_memo: the store's memo file, beside which others lie; None: without a
+        store.
+        """
         code_memo = external_memo.with_name("modules.jsonl") if external_memo is not None else None
         return cls(externals or ExternalDigests(external_memo), CodeMemo(code_memo))
 
@@ -107,9 +109,10 @@ class Sources:
 def graph_parts(
     graph: Graph, sources: Sources, without: Container[str] = (), known: Mapping[str, Mapping[str, str]] = {}
 ) -> dict[str, KeyParts]:
-    """The key parts of every node not in `without`. known: of nodes, digests of external content that is not read.
+    """The key parts of every node that is not in `without`.
 
-    Raises PipelineError for all nodes whose external files cannot be read.
+    known: by node, digests of external content, which is then not read. Raises PipelineError for all nodes whose
+    external files cannot be read.
     """
     roots = code_roots(graph)
     parts: dict[str, KeyParts] = {}
@@ -223,7 +226,7 @@ def is_path(value: object) -> bool:
 
 
 def named_paths(node: GraphNode) -> dict[str, Path]:
-    """The paths that the config names, by field or its member."""
+    """The paths that a node's config names, by field or list member."""
     found: dict[str, Path] = {}
     for name, spec in node.op.fields.items():
         value = getattr(node.config, name)

@@ -83,39 +83,39 @@ class RunningStage(Protocol):
 
     @property
     def is_placed(self) -> bool:
-        """Whether it has room; `launch.timeout` counts from then on."""
+        """Whether the stage has room to run; `launch.timeout` counts from that moment on."""
 
     def wait(self, seconds: float) -> HostExit | None:
         """Wait for the stage to end, and return how it did; None where it still runs after `seconds`."""
 
     def request_stop(self) -> None:
-        """SIGTERM to every rank; called once. They save their progress, which may take minutes."""
+        """Send SIGTERM to every rank; called once. Ranks then save their progress, which may take minutes."""
 
     def kill(self) -> None:
-        """SIGKILL to every process of the stage; may be called many times."""
+        """Send SIGKILL to every process of the stage; may be called many times."""
 
 
 class Backend(Protocol):
-    """Starts stages. Thread-safe."""
+    """An interface that starts stages, on this machine or on a cluster. Thread-safe."""
 
     def capacity(self) -> Capacity:
-        """What the stages of a run may use together. Raises StageError where that is not known."""
+        """The resources that the stages of a run may use together. Raises StageError where these are unknown."""
 
     def check(self, nodes: Mapping[str, GraphNode]) -> list[Finding]:
-        """What keeps these nodes from ever starting, found before anything runs."""
+        """Findings on what keeps these nodes from ever starting, before anything runs."""
 
     def start(self, order: StageOrder) -> RunningStage:
-        """Returns soon: a backend that has to wait for room, or for its own start, does so in `wait`."""
+        """Start a stage, and return at once: waiting for room, or for the backend's own start, happens in `wait`."""
 
     def recover(self, work: Path, go_on: Callable[[], None]) -> None:
         """Return when no process of an earlier attempt in this work folder runs on another machine.
 
-        go_on: called while it waits; may raise StopRequested. Raises LeaseLost where they cannot be ended, and
-        ClusterError where that cannot be known.
+        go_on: called while it waits; may raise StopRequested. Raises LeaseLost where such processes cannot be ended,
+        and ClusterError where that is unknown.
         """
 
     def close(self) -> None:
-        """End what still runs."""
+        """End everything that the backend still runs."""
 
 
 def exits_path(results: Path, host: int) -> Path:

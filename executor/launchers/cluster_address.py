@@ -23,9 +23,9 @@ USED, USED_OPEN = "Ray cluster", "Ray cluster without authentication"  # what th
 
 
 def use_cluster(address: str | None) -> None:
-    """Set the variable of this process to the value of `--ray`, if there is one.
+    """Set this process's cluster variable to the value of `--ray`, if given.
 
-    Raises PipelineError where that, or the variable's own value, names no cluster.
+    Raises PipelineError where the option, or the variable's own value, is no cluster.
     """
     if address is not None:
         _check(address, "--ray")
@@ -35,13 +35,13 @@ def use_cluster(address: str | None) -> None:
 
 
 def cluster_address(machine: Machine) -> str:
-    """ "local", or the address of the cluster's head. Raises PipelineError for another text in the variable."""
+    """The cluster to use: "local", or the address of its head. Raises PipelineError for an invalid variable."""
     use_cluster(None)
     return os.environ.get(ADDRESS_VARIABLE) or machine.ray
 
 
 def accepts_open(machine: Machine) -> bool:
-    """Whether the user has said that the cluster may let anyone in."""
+    """Whether the user accepts a cluster that lets anyone in."""
     address = cluster_address(machine)
     by_table = machine.ray_without_authentication and machine.ray == address
     return by_table or os.environ.get(OPEN_VARIABLE) == address
@@ -76,7 +76,7 @@ def with_cluster(graph: Graph) -> Graph:
 
 
 def with_recorded_cluster(graph: Graph) -> Graph:
-    """A record's graph, with `recorded_machine`."""
+    """A record's graph, with the cluster that `recorded_machine` allows."""
     return attrs.evolve(graph, machine=recorded_machine(graph.machine)) if uses_cluster(graph) else graph
 
 

@@ -74,7 +74,7 @@ class WaitingWorker:
         return True
 
     def close(self) -> None:
-        """End it, unless it became a stage."""
+        """End the worker, unless it became a stage."""
         if self._is_stage:
             return
         self._orders.close()
@@ -121,7 +121,7 @@ class HostRun:
 
     @property
     def pid(self) -> int:
-        """The process of the worker, or of the parent of the ranks."""
+        """The process id of the worker, or of the parent of the ranks."""
         return self._child.pid
 
     def wait(self, seconds: float | None) -> HostExit | None:
@@ -149,7 +149,7 @@ def write_event(order: StageOrder, body: Body) -> None:
 
 
 def _report_usage(order: StageOrder, number: int, metrics: Mapping[str, float]) -> None:
-    """Metrics of other hosts than the first are named with its number."""
+    """Write metrics on resource use to the run's log; those of hosts after the first carry the host's number."""
     prefix = f"host_{number}_" if number else ""
     with suppress(DiskFull, OSError):  # which the stage reports itself
         write_event(order, System({f"{prefix}{name}": value for name, value in metrics.items()}))
@@ -212,5 +212,5 @@ def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[s
 
 
 def bounded_spin() -> dict[str, str]:
-    """The variables of SPINS, except for runtimes that the user has configured."""
+    """The variables that limit how long waiting threads spin, except for runtimes that the user configured."""
     return {name: value for name, value in SPINS.items() if not any(choice in os.environ for choice in CHOICES[name])}

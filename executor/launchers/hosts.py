@@ -118,7 +118,8 @@ class RemoteHost:
     def run(
         self, order: StageOrder, number: int, gpus: tuple[str, ...] | None, address: str, forwarded: Mapping[str, str]
     ) -> HostExit:
-        """Run the part to its end, which comes soon after the lease has passed to another attempt.
+        """Run a part of a stage to its end, and return its exit. It ends soon after the lease passes to another
+        attempt.
 
         number, gpus, address: as in HostRun. forwarded: variables of the executor.
         """
@@ -162,7 +163,7 @@ class RemoteHost:
 
 
 class HostExits:
-    """Notes how the parts of a stage end, each on a host. hosts: the names of these, by number."""
+    """The exits of the parts of a stage. hosts: the hosts' names, by the part's number."""
 
     def __init__(self, order: StageOrder, hosts: Sequence[str]) -> None:
         self._results = order.results
@@ -177,7 +178,7 @@ class HostExits:
             report_lost(self._results, number)
 
     def lost(self, number: int, reason: str) -> None:
-        """Note that the host of a part is lost, or may be."""
+        """Note that the host of a part is lost, or might be."""
         self._lost[number] = f"{self.host(number)}: {reason}"
         self.ended(number, HostExit(code=None))
 
@@ -198,7 +199,7 @@ class HostExits:
         return any(each.code > 0 and each.code != GONE for each in exits)
 
     def exit(self) -> HostExit:
-        """How the stage ended, once all parts have."""
+        """The exit of the whole stage, once all parts have ended."""
         codes = [each.code for each in self._exits.values()]
         is_done = 0 in codes if self._is_shared else not any(code != 0 for code in codes)
         failed = [

@@ -52,7 +52,7 @@ REMEDY = "request less for each host, or add larger hosts to the cluster"
 
 
 class RayBackend:
-    """Implements Backend."""
+    """The backend for a Ray cluster."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -65,7 +65,7 @@ class RayBackend:
         return cluster_address(self._machine) == OWN_CLUSTER
 
     def capacity(self) -> ClusterCapacity:
-        """The hosts as they were when the run started. Raises StageError for an unreachable or refused cluster."""
+        """The hosts' resources when the run started. Raises StageError for an unreachable or refused cluster."""
         if self.is_own:
             return ClusterCapacity.of((Capacity.of_this_machine(self._machine),))
         hosts = self._hosts()
@@ -130,7 +130,9 @@ class RayBackend:
             file.unlink()
 
     def _unended(self, actors: Actors, file: Path, go_on: Callable[[], None]) -> tuple[str, ...]:
-        """Raises ClusterError where nothing but a file of the store names their cluster."""
+        """The actors in a file that could not be ended. Raises ClusterError for a cluster that only a file of the store
+        names.
+        """
         is_current = actors.address == cluster_address(self._machine)
         if not is_current and not is_trusted(USED, actors.address):
             raise ClusterError(
@@ -147,7 +149,7 @@ class RayBackend:
 
 
 class RayStage:
-    """Implements RunningStage: the driver of a stage, which starts once the cluster has."""
+    """A stage on a Ray cluster; its driver process starts once the cluster has started."""
 
     def __init__(self, order: StageOrder, cluster: GivenCluster | OwnCluster) -> None:
         self._order = order
@@ -243,7 +245,7 @@ class ClusterCapacity(Capacity):
         return self._host_for(node).threads(node, useful)
 
     def mistakes(self, node: GraphNode) -> list[Finding]:
-        """What keeps the node from ever starting."""
+        """Mistakes that keep the node from ever starting on this cluster."""
         found = too_much({node.id: node}, self._host_for(node), REMEDY)
         launch, room = node.launch, self._rooms(self.part(node))
         if found or room >= launch.parts:
@@ -269,7 +271,7 @@ class ClusterCapacity(Capacity):
         return next((size for size in sizes if self._rooms(size.part(node)) >= launch.parts), sizes[0])
 
     def _rooms(self, part: Demand) -> int:
-        """How many parts of that size the hosts have room for."""
+        """The number of parts of this size for which the hosts have room."""
         rooms = 0
         for host in self.hosts:
             fits = [host.cpus // max(1, part.cpus)]

@@ -58,7 +58,7 @@ POLL_S = 0.2
 
 @frozen(kw_only=True)
 class ClusterHost:
-    """A living node of a cluster. memory: bytes that Ray gives out; free: what nobody uses now, by Ray's names."""
+    """A living host of a cluster. memory: bytes that Ray manages. free: unused resources, by Ray's names."""
 
     id: str
     name: str
@@ -105,7 +105,7 @@ def actors_path(order: StageOrder) -> Path:
 
 @cache
 def find_hosts(address: str, *, accepts_open: bool) -> tuple[ClusterHost, ...]:
-    """The hosts of a cluster, at the first call in this process.
+    """The hosts of a cluster, as they were at the first call in this process.
 
     accepts_open: whether it may let anyone in. Raises ClusterError where it cannot be reached, or must not be used.
     """
@@ -115,7 +115,9 @@ def find_hosts(address: str, *, accepts_open: bool) -> tuple[ClusterHost, ...]:
 
 
 def check_hosts(address: str, file: Path, folder: Path) -> tuple[HostFacts, ...]:
-    """What each host reports, and whether it sees a file and a folder. Raises StageError as `find_hosts`."""
+    """The report of each host, including whether it sees a file and a folder. Raises StageError as
+    `find_hosts` does.
+    """
     return structure(tuple[HostFacts, ...], json.loads(_asked(address, "check", str(file), str(folder))))
 
 
@@ -127,7 +129,7 @@ def is_open(address: str) -> bool:
 
 
 def require_authentication(address: str) -> None:
-    """Raises ClusterError for a cluster that lets anyone in: a process that joins it runs what others send it."""
+    """Check that a cluster requires authentication, since its processes run what others send. Raises ClusterError."""
     if is_open(address):
         raise ClusterError(
             f"the Ray cluster {address} lets anyone in without a token, so it is not used: start Ray on all its hosts "
@@ -156,7 +158,7 @@ def unended(actors: Actors, go_on: Callable[[], None], *, accepts_open: bool) ->
 
 
 def listens(address: str) -> bool:
-    """Whether something answers there."""
+    """Whether something answers at an address."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECTS_WITHIN_S):
@@ -166,7 +168,7 @@ def listens(address: str) -> bool:
 
 
 def _asked(address: str, command: str, *arguments: str, go_on: Callable[[], None] | None = None) -> str:
-    """The last line that a command of this module prints."""
+    """The last line that a command of this module prints, run in a process of its own."""
     if not listens(address):
         raise ClusterError(f"the Ray cluster {address} cannot be reached: nothing answers there")
     ended = run_module(
@@ -182,7 +184,7 @@ def _asked(address: str, command: str, *arguments: str, go_on: Callable[[], None
 
 @frozen
 class GivenCluster:
-    """A cluster that exists."""
+    """A cluster that the user started."""
 
     address: str
     variables: Mapping[str, str] = {}
@@ -242,7 +244,7 @@ class OwnCluster:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended, or did not start."""
+        """Whether the cluster has ended, or did not start."""
         return self._is_ended or self._group.ended_within(0) or (bool(self._address) and not listens(self._address))
 
     def close(self) -> None:
@@ -298,7 +300,7 @@ def hosts_of(ray: Any) -> list[ClusterHost]:
 
 
 def _check(ray: Any, *paths: str) -> list[HostFacts]:
-    """The facts of all hosts, each by a task that waits for no CPU."""
+    """The facts of all hosts, each found by a task on the host that waits for no CPU."""
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -337,7 +339,7 @@ def _is_killed(ray: Any, name: str) -> bool:
 
 
 def _lets_anyone_in(address: str) -> bool:
-    """Asks the head without a token, as no host of the cluster. Ray reads the variable when it is imported."""
+    """Whether the head accepts a process without a token. Ray reads the token's variable when it is imported."""
     os.environ["RAY_AUTH_MODE"] = "disabled"
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # its stub lacks it
     from ray.exceptions import AuthenticationError

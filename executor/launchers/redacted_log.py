@@ -41,7 +41,7 @@ class RedactedLog:
         self._thread.start()
 
     def close(self) -> None:
-        """Return when the stage's output is in the log; processes that it left behind are not waited for."""
+        """Wait until the stage's whole output is in the log, but not for processes that it left behind."""
         os.close(self._writing)
         self._thread.join(CLOSE_S)
         self.pipe.unlink(missing_ok=True)

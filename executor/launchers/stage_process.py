@@ -60,7 +60,7 @@ class StageExit:
 
 
 class StageProcess:
-    """A running stage. Its log gets stdout and stderr of all its processes, with the values of secrets replaced."""
+    """A running stage. Its log gets stdout and stderr of all processes, with secrets replaced."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class StageProcess:
         secrets: tuple[str, ...] = (),
         transient: tuple[str, ...] = (),
     ) -> None:
-        """Start the stage. share, part, secrets: as in StageOrder; transient: as of `failure`."""
+        """Start the stage. share, part, secrets: as in StageOrder. transient: as in `failure`."""
         with clear_errors(log):
             appended(log).close()
         self._results = spec.results
@@ -109,7 +109,7 @@ class StageProcess:
         )
 
     def wait(self) -> StageExit:
-        """Return when the stage has ended, after ending every rank that still runs."""
+        """Wait for the stage to end, end every rank that still runs, and return the stage's exit."""
         while (hosts := self._stage.wait(WATCH_S)) is None:
             pass
         results = [RankResult.read(self._results / f"{number}.json") for number in range(self._launch.processes)]
@@ -146,7 +146,7 @@ class StageProcess:
         return StageExit("failed", failure=found, log_tail=self._shown(first))
 
     def _was_stop_requested(self, code: int | None, results: Sequence[RankResult | None]) -> bool:
-        """Whether the run is to stop. A signal sent to all processes may reach the stage before the executor."""
+        """Whether the stage ended by a stop request. A signal to all processes may reach it before the executor."""
         ends_by_signal = code == -signal.SIGTERM or any(result and result.status == "stopped" for result in results)
         return self._stop_requested.wait(STOP_WITHIN_S if ends_by_signal else 0.0)
 
@@ -156,9 +156,9 @@ class StageProcess:
         return self._stage.is_placed
 
     def request_stop(self) -> None:
-        """SIGTERM, once: `stage.stop_requested()` becomes true in every rank.
+        """Send SIGTERM once, so that `stage.stop_requested()` becomes true in every rank.
 
-        Where the stage has ended, its folder may be gone; on a full disk only the signal is sent.
+        If the stage has ended, its folder may be gone; on a full disk only the signal is sent.
         """
         if self._stop_requested_at is None:
             self._stop_requested_at = time.monotonic()

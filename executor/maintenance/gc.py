@@ -67,7 +67,7 @@ class Survey:
 
     @property
     def freed(self) -> int:
-        """Bytes."""
+        """The bytes that would be freed."""
         return sum(item.size for item in self.goes)
 
 
@@ -93,7 +93,7 @@ def survey(store: Store, *, keep: int, pulled: bool = True) -> Survey:
 
 
 def collect(store: Store, *, keep: int, pulled: bool = True) -> Survey:
-    """Remove what `survey` finds, and return it. Raises StoreError where something cannot be removed."""
+    """Remove what `survey` finds, and return the survey. Raises StoreError where something cannot be removed."""
     with exclusive_gc_lock(store.path):
         found = survey(store, keep=keep, pulled=pulled)
         for key, digests in found.dropped.items():
@@ -177,7 +177,7 @@ def _hidden(item: Item) -> Path | None:
 
 
 def _shorten(path: Path, digests: set[str]) -> None:
-    """Drop the lines of these digests from a file of lines; an empty file is removed."""
+    """Drop the lines with these digests from an index file; an empty file is removed."""
     lines: list[dict[str, Any]] = read_lines(path)
     kept = [line for line in lines if line.get("digest") not in digests]
     if len(kept) == len(lines):
@@ -191,7 +191,7 @@ def _shorten(path: Path, digests: set[str]) -> None:
 
 @frozen
 class Kept:
-    """A run that is kept, and why: "one of the last 10 of toy", "tagged best", "it is running"."""
+    """A run that gc keeps, and the reason: "one of the last 10 of toy", "tagged best", "it is running"."""
 
     record: Record
     why: str
@@ -204,7 +204,7 @@ class Kept:
 
 @frozen
 class InUse:
-    """What is in use. digests: of artifacts, with a reason for each; the keys of nodes with unfinished work; the ids of
+    """The things in use: digests of artifacts, each with a reason; keys with unfinished work; ids of
     unfinished runs.
     """
 
@@ -269,7 +269,7 @@ def in_use(
     *,
     pulled: bool = True,
 ) -> InUse:
-    """What the kept runs use, and accepted artifacts that no run has used yet. index: all lines by key.
+    """The artifacts and work that the kept runs use, and accepted artifacts not used yet. index: all lines by key.
 
     pulled: also keep pulled artifacts that no run has used yet.
     """
@@ -322,7 +322,7 @@ def _digests(run: Kept, records: Sequence[Record], index: Mapping[str, Sequence[
 
 
 def _before(state: RunState, records: Sequence[Record]) -> dict[str, str]:
-    """The last artifacts of a pipeline's nodes: a node downstream of one that reruns may reuse its own."""
+    """The last artifacts of a pipeline's nodes by id, which a running run may still reuse."""
     found: dict[str, str] = {}
     for record in records:
         if record.state.pipeline == state.pipeline:
@@ -361,7 +361,7 @@ def remove_run(store: Store, folder: Path) -> None:
 
 
 def require_untagged(folder: Path) -> None:
-    """Raises StoreError where the run has a tag."""
+    """Check that a run has no tag. Raises StoreError."""
     tags = tags_of(folder)
     if tags:
         raise StoreError(

@@ -48,7 +48,7 @@ Progress = Callable[[int], None]
 
 
 class HasCode(StoreError):
-    """An artifact of a remote has code in it that no config trusts."""
+    """An error: an artifact of a remote contains code that no config trusts."""
 
 
 @frozen
@@ -140,7 +140,7 @@ def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bo
 
 
 def _manifest_to_send(file: Path) -> str:
-    """A manifest without the folders where external files lie here, which name the user and more of this machine."""
+    """The manifest to send, without the folders of external files, which would reveal the user and this machine."""
     text = read_plain(file).decode()
     manifest = Manifest.read(file)
     if manifest is None:
@@ -152,7 +152,7 @@ def _manifest_to_send(file: Path) -> str:
 
 
 def _without_folder(value: Any) -> Any:
-    """The names of absolute paths, as an external field has them."""
+    """The value with absolute paths reduced to their names."""
     if isinstance(value, (list, tuple)):
         return [_without_folder(each) for each in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
@@ -211,7 +211,7 @@ def newest(remote: Remote, key: str) -> IndexLine | None:
 
 
 def missing_bytes(remote: Remote, wanted: Iterable[Wanted]) -> int:
-    """Bytes to fetch."""
+    """The number of bytes to fetch."""
     return sum(size for each in wanted for size in remote.sizes(each.digest).values())
 
 
@@ -247,14 +247,16 @@ def pull(store: Store, remote: Remote, wanted: Wanted, progress: Progress, repor
 
 
 def _entry(line: IndexLine, remote: Remote) -> IndexLine:
-    """The index line for this store; an acceptance keeps its user, time and reason."""
+    """The index line to write to this store for a pulled artifact; an acceptance keeps its user, time and reason."""
     if line.acceptance == ACCEPTED:
         return attrs.evolve(line, source=remote.url)
     return attrs.evolve(line, time=time.time(), acceptance=PULLED, source=remote.url)
 
 
 def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, Mapping[str, FileEntry]]:
-    """The manifest's bytes and files. Raises StoreError where they do not match the digest."""
+    """An artifact's manifest at the remote, as bytes and as files. Raises StoreError if it does not match
+    the digest.
+    """
     data = remote.manifest(wanted.digest)
     if data is None:
         raise _damaged(remote, wanted, [f"{MANIFEST} is missing"])
@@ -286,7 +288,7 @@ def _check_sizes(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry])
 
 
 def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: Path, progress: Progress) -> None:
-    """Fetch the missing files; a file gets its name when it is complete."""
+    """Fetch an artifact's missing files; a file gets its name only when complete."""
 
     def get(name: str) -> None:
         target = fresh / name
@@ -315,7 +317,7 @@ def _seal(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry], fresh:
 
 
 def _write_manifest(path: Path, data: bytes) -> None:
-    """Write the manifest of a pulled artifact, in place: a killed pull must leave no file of another name."""
+    """Write a pulled artifact's manifest in place, as a killed pull must not leave a file of another name."""
     with new_file(path) as file:
         file.write(data)
     sync(path)
@@ -331,7 +333,7 @@ def _damaged(remote: Remote, wanted: Wanted, what: list[str]) -> StoreError:
 
 
 def _in_parallel(do: Callable[[str], None], names: Iterable[str]) -> None:
-    """Run in several threads; the first error cancels what has not started."""
+    """Call a function for each name in several threads; the first error cancels calls not yet started."""
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         done = [pool.submit(do, name) for name in names]
         try:

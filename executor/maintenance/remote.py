@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class Remote:
-    """A remote. Its methods raise StoreError, with the URL and the error, where it cannot be reached or refuses."""
+    """A remote store at a URL. Methods raise StoreError, with the URL, where it cannot be reached or refuses."""
 
     def __init__(self, url: str) -> None:
         self.url = _shown(url)
@@ -74,7 +74,9 @@ class Remote:
         self._reading = {"block_size": 0} if names & HTTP else {}
 
     def check_format(self, *, write: bool) -> None:
-        """Raises StoreError where nothing was pushed, or the layout differs; write: initialise an empty remote."""
+        """Check the remote's layout. Raises StoreError if it differs, or is empty. write: initialise an
+        empty remote.
+        """
         with self._clear():
             version = self._json("format")
             found = [] if version is not None else self._names("")
@@ -136,7 +138,7 @@ class Remote:
         return {name: int(entry["size"]) for name, entry in inside.items()}
 
     def get(self, name: str, target: Path, size: int) -> None:
-        """Fetch a file; `name` is relative to the URL. Raises StoreError, and stops, for more than `size` bytes."""
+        """Fetch a file. name: relative to the URL. Raises StoreError, and stops, after more than `size` bytes."""
         with self._clear():
             self._files.get_file(self._path(name), str(target), callback=_limit(f"{self.url}: {name}", size))
 
@@ -184,7 +186,7 @@ class Remote:
         return sorted(name for name in names if not name.endswith(".part"))
 
     def _bytes(self, name: str, most: int = MOST_BYTES) -> bytes | None:
-        """The content of a file, None where there is none. Raises StoreError, and stops, for more than `most` bytes."""
+        """The content of a remote file, None if missing. Raises StoreError, and stops, after more than `most` bytes."""
         found = bytearray()
         try:
             with self._files.open(self._path(name), "rb", **self._reading) as file:
@@ -212,7 +214,7 @@ class Remote:
 
 
 def _limit(name: str, size: int) -> Callback:
-    """Ends the transfer of a file once more bytes came than it has."""
+    """A callback that ends the transfer of a file after more bytes than its size."""
 
     def check(_: int | None, transferred: int) -> None:
         if transferred > size:
@@ -222,7 +224,7 @@ def _limit(name: str, size: int) -> Callback:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """The classes of errors of a remote, from the libraries that are loaded."""
+    """The error classes that a remote may raise, from the libraries that are loaded."""
     loaded = [(sys.modules[name], errors) for name, errors in FOREIGN_ERRORS.items() if name in sys.modules]
     foreign = [getattr(module, error) for module, errors in loaded for error in errors if hasattr(module, error)]
     return (OSError, ValueError, *foreign)
@@ -244,7 +246,7 @@ def _shown(url: str) -> str:
 
 
 class NotAsExpected(StoreError):
-    """Data at a remote that no store of dflow writes."""
+    """An error: data at a remote that no dflow writes."""
 
 
 def index_line(line: Mapping[str, Any]) -> IndexLine:

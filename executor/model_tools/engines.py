@@ -46,7 +46,7 @@ class Engine(ABC):
 
     @property
     def name(self) -> str:
-        """The name by which users know it."""
+        """The engine's name for users."""
         return self.dialect.engine
 
     def refuse_own(self, extra: Sequence[str]) -> None:
@@ -65,27 +65,27 @@ class Engine(ABC):
             raise ConfigError("arguments after -- that dflow serve sets itself:\n" + "\n".join(wrong))
 
     def long_name(self, argument: str) -> str:
-        """The argument with its long name."""
+        """The argument with its short option replaced by the long one."""
         return argument
 
     @abstractmethod
     def command(self, run: ServedRun, address: Address, extra: Sequence[str]) -> list[str]:
-        """The command, with the program as users call it."""
+        """The shell command that starts a server, as users would type it."""
 
     @abstractmethod
     def program(self, run: ServedRun) -> list[str]:
         """The command that starts the engine here. Raises DataError where the supported version is not installed."""
 
     def environment(self, run: ServedRun) -> Mapping[str, str]:
-        """Environment variables that the server needs for this target."""
+        """The environment variables that the server needs for this target."""
         return {}
 
     def warnings(self, run: ServedRun) -> Sequence[str]:
-        """What the command cannot tell the engine."""
+        """Warnings about settings that the command cannot pass to the engine."""
         return ()
 
     def notice(self, run: ServedRun) -> str | None:
-        """What to know of the command."""
+        """A note for users about the command, None for none."""
         return None
 
     def key_arguments(self, key: str, extra: Sequence[str], folder: Path) -> list[str]:

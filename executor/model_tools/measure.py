@@ -73,7 +73,10 @@ def computed(
 
 
 def _run(module: str, files: Sequence[int], threads: int, show: Callable[[str], None]) -> tuple[int, Sequence[str]]:
-    """The exit code, and the last lines that do not name steps. files: of the request and the result."""
+    """Run a module in a process; returns its exit code and its last lines that name no steps.
+
+    files: descriptors of the request and the result.
+    """
     command = module_command(module, *(f"/proc/self/fd/{file}" for file in files))
     tail: deque[str] = deque(maxlen=LOG_LINES)
     with ChildGroup(command, stage_environment(threads), output=subprocess.PIPE, files=files, grace_s=0) as group:
@@ -135,7 +138,10 @@ def keep(record: Record, result: Result) -> None:
 
 
 def kept(record: Record) -> dict[str, list[Finding]]:
-    """The findings in a run's record by node, of drafts that the run still has. Empty where the file is damaged."""
+    """The findings of `dflow diagnose` kept in a record, by node, for drafts that the run still has.
+
+    Empty where the file is damaged.
+    """
     found = {}
     try:
         for each in (read_object(record.folder / RESULT) or {}).get("drafts", []):

@@ -28,8 +28,9 @@ MAX_TOKENS = 128
 
 @frozen(kw_only=True)
 class ServeOptions:
-    """The options of `dflow serve`. run, node: None for the latest run and its only draft. engine: a name of `ENGINES`.
-    extra: its arguments.
+    """The options of `dflow serve`. run, node: None for the latest run, and its only draft.
+
+    engine: a name in `ENGINES`. extra: arguments for it.
     """
 
     store: Path
@@ -115,7 +116,7 @@ def _serve(engine: Engine, run: ServedRun, record: Record, options: ServeOptions
 def _started(
     engine: Engine, command: Sequence[str], run: ServedRun, log: Path, key: str, extra: Sequence[str]
 ) -> Iterator[Server]:
-    """The server. Its key is in no argument, and not in its log, where engines write all their settings."""
+    """Open a context with a running server. Its key is neither in its arguments nor in its log."""
     environment = engine.environment(run)
     if not key:
         with EngineServer(engine, command, environment, log, algorithm=run.draft.algorithm) as server:
@@ -133,7 +134,7 @@ def _started(
 
 
 def try_prompt(engine: Engine, url: str, run: ServedRun, key: str = "") -> None:
-    """Send one prompt and show the answer and its accepted length. Raises ServerError where the draft was not used."""
+    """Send one prompt, and show answer and accepted length. Raises ServerError where the draft was not used."""
     prompt = run.prompts[0] if run.prompts else HELLO
     answer = ask(url, prompt.messages, MAX_TOKENS, key, engine.dialect)
     print_lines(f"prompt: {indented(prompt_text(prompt))}\nanswer: {indented(answer.text)}")

@@ -134,7 +134,7 @@ class _Made:
         return self.path(export.id), [f"the draft of {export.id} did not pass its gate; {check.id} {why}"]
 
     def _skipped(self, check: GraphNode) -> list[str]:
-        """A warning where the gate passed the draft without SGLang."""
+        """Warnings where the gate passed the draft without SGLang."""
         checked = _read(self.path(check.id) / "check.json")
         live = checked.get("live", {})
         if live.get("status") != "skipped":
@@ -145,7 +145,10 @@ class _Made:
         return [f"{check.id} checked the draft without SGLang ({_one_line(live['reason'])}): {remedy}"]
 
     def _require_unaltered(self, export: GraphNode, check: GraphNode) -> None:
-        """Raises StoreError where a file is not as the gate passed it. The export may share it, as a hard link."""
+        """Check that the files of a draft are as the gate passed them; the export may share them by hard links.
+
+        Raises StoreError where one was altered.
+        """
         altered = self._altered(check)
         if altered:
             first = export.id if self._altered(export) else check.id
@@ -179,7 +182,7 @@ class _Made:
         return None
 
     def prompts(self, export: GraphNode, vision: bool, count: int) -> tuple[ChatPrompt, ...]:
-        """Prompts of the first samples behind the draft's evaluation or check that hold some."""
+        """At most `count` prompts, from the first samples behind the draft's evaluation or check that have any."""
         found = (held_out_prompts(samples, vision, count) for samples in self._samples(export))
         return next(filter(None, found), ())
 
@@ -218,7 +221,7 @@ class _Made:
         return self.store.object_path(state.digest)
 
     def _readers(self, export: GraphNode, output: type) -> list[GraphNode]:
-        """Nodes of this output that read the exported draft."""
+        """The nodes with this output type that read the exported draft."""
         nodes = self.graph.nodes.values()
         return [node for node in nodes if node.op.output is output and export.id in node.inputs.get("draft", ())]
 

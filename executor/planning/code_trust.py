@@ -45,7 +45,7 @@ def untrusted_code(store: Store, node: GraphNode, trusting: frozenset[str], dige
 
 
 def refuse_untrusted_code(store: Store, node: GraphNode, trusting: frozenset[str], digest: str) -> None:
-    """Raises StoreError where `untrusted_code` says why."""
+    """Refuse an artifact whose code is not trusted; `untrusted_code` gives the reason. Raises StoreError."""
     why = untrusted_code(store, node, trusting, digest)
     if why:
         raise StoreError(

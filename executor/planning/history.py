@@ -40,7 +40,7 @@ class Content:
 
 
 class SourceRuns:
-    """The runs that computed the cached artifacts; the record of each is read once, when it is first needed."""
+    """The records of runs that computed cached artifacts; each is read once, when needed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -65,9 +65,9 @@ class SourceRuns:
             state.metrics, state.warnings = self._sealed(decision)
 
     def _sealed(self, decision: Decision) -> tuple[dict[str, float], list[str]]:
-        """The metrics in the manifest that the source run wrote, and a warning if that manifest is gone.
+        """The metrics that the source run wrote to the artifact's manifest, and a warning if that manifest is gone.
 
-        The artifact may have the manifest of an earlier run with the same content and other measurements.
+        The artifact may have an earlier run's manifest, with equal content but other measurements.
         """
         if decision.digest is None:
             return {}, []
@@ -82,7 +82,9 @@ class SourceRuns:
         return {}, [f"the metrics of run {run}, which made this artifact, are missing; run {other.run} made the same"]
 
     def made(self, run: str | None, key: str | None) -> NodeState | None:
-        """The node of a run that computed a key's artifact, maybe for another key; None without its record."""
+        """The state of the node that computed a key's artifact in a run, maybe under another key; None without its
+        record.
+        """
         if run is None or key is None:
             return None
         if run not in self._made:
@@ -117,9 +119,10 @@ class PreviousNodes:
         return self._known[node_id]
 
     def nearest(self, node_id: str, differences: Callable[[Previous], int]) -> Previous | None:
-        """The latest record that finished the node with the fewest differences; the newest of several.
+        """The earlier state of a node with the fewest differences, in any record that finished it; the newest of
+        several.
 
-        After an experiment that was undone, that is the record before it.
+        After an undone experiment, that is the state before the experiment.
         """
         best = self.get(node_id)
         if best is None or best.digest is None:
@@ -175,7 +178,7 @@ class PreviousNodes:
         return present
 
     def _records(self) -> Iterator[Earlier]:
-        """The newest first; each is read once."""
+        """The earlier records, the newest first; each is read once."""
         yield from self._read
         for earlier in self._unread:
             self._read.append(earlier)

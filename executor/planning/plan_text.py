@@ -97,6 +97,6 @@ def _disk(need: Estimate) -> str:
 
 
 def _parts(parts: Mapping[str, int]) -> str:
-    """The largest first."""
+    """The parts of an estimate as text, the largest first."""
     ordered = sorted(((size, name) for name, size in parts.items() if size), reverse=True)
     return ", ".join(f"{name} {shown_bytes(size)}" for size, name in ordered)

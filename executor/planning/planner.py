@@ -31,7 +31,7 @@ WORDS: Mapping[Cache, str] = {"hit": "cached", "miss": "runs", "maybe": "may sta
 
 @frozen
 class Previous:
-    """A node in an earlier record: its key parts, input digests by producer, its digest, and the run's id."""
+    """The state of a node in an earlier record: its key parts, input digests, artifact digest, and the run's id."""
 
     parts: KeyParts
     input_digests: Mapping[str, str]
@@ -41,7 +41,7 @@ class Previous:
 
 @frozen
 class Decision:
-    """What happens to a node. key and digest are None if they depend on a node that has not run.
+    """The planned treatment of a node. key, digest: None if they depend on a node that has not run.
 
     source_run: the run that computed a hit's artifact; None for a pinned node. acceptance: as in the index.
     """
@@ -155,7 +155,9 @@ class Planner:
         return Decision("miss", self._why(node, digests, unknown))
 
     def compared_with(self, node: GraphNode, digests: Mapping[str, str]) -> Previous | None:
-        """The earlier state that reasons compare a node with: the one with the fewest differences."""
+        """The earlier state with which a node is compared for reasons: the one with the fewest differences; None for
+        none.
+        """
         from executor.keys.differences import differences, distance  # only where something runs
 
         def count(previous: Previous) -> int:
@@ -209,7 +211,7 @@ def kept_text(run: str) -> str:
 
 
 def _changed_inputs(node: GraphNode, digests: Mapping[str, str], previous: Previous) -> list[str]:
-    """The parents with a known digest that is another one than before."""
+    """The parents whose artifact is known to differ from that of the previous state."""
     return [each for each in node.parents if each in digests and previous.input_digests.get(each) != digests[each]]
 
 

@@ -32,9 +32,9 @@ from executor.system.resource_pool import computes_on_gpu, devices
 
 @frozen
 class Estimates:
-    """What each node needs whose op gives an estimate. forecast: of its output, None where nothing is known.
+    """The estimated needs of each node whose op can tell. forecast: of each output, None where unknown.
 
-    refused: why an op gives none, where a value is wrong.
+    refused: why an op gives no estimate, since a value is wrong.
     """
 
     needs: Mapping[str, Estimate]
@@ -56,10 +56,10 @@ def preflight(
 def graph_estimates(
     graph: Graph, made: Mapping[str, Path], free_disk: int, trials: Mapping[str, Trial] = {}
 ) -> Estimates:
-    """The estimates of a graph. made: where the store holds artifacts, by node id.
+    """The estimates of a graph. made: artifact folders in the store, by node id.
 
-    A node whose artifact exists needs nothing, but its readers use its estimate. What an op does not know becomes a
-    note. Hooks see device = "cpu" where the node computes on the CPU.
+    A node whose artifact exists needs nothing, but its readers use its forecast. Unknown sizes become notes. Hooks see
+    device = "cpu" where the node computes on the CPU.
     """
     needs: dict[str, Estimate] = {}
     forecast: dict[str, Any] = dict.fromkeys(graph.nodes)
@@ -94,7 +94,7 @@ def graph_estimates(
 
 
 def _identity(node: GraphNode, artifact: Path | None, identities: Mapping[str, str]) -> str:
-    """The node's `PlanContext.identity`. An artifact's folder has its digest as its name."""
+    """The node's `PlanContext.identity`; an artifact's folder is named by its digest."""
     if artifact is not None:
         return artifact.name
     inputs = {edge: [identities[parent] for parent in parents] for edge, parents in node.inputs.items()}
@@ -104,13 +104,13 @@ def _identity(node: GraphNode, artifact: Path | None, identities: Mapping[str, s
 
 
 def _computes_on_gpu_here(node: GraphNode) -> bool:
-    """Whether the node will compute on a GPU: on a cluster, wherever it may."""
+    """Whether the node will compute on a GPU; on a cluster, whether it may."""
     is_chosen = node.launch.device == "cuda" or node.launch.kind == "ray"
     return computes_on_gpu(node) and (is_chosen or bool(devices()))
 
 
 def estimate_row(need: Estimate, measured: int | None = None) -> dict[str, Any]:
-    """What `dflow plan --json` shows of a node; sizes in bytes. measured: as of `measured_memory`."""
+    """A node's row in `dflow plan --json`, with sizes in bytes. measured: see `measured_memory`."""
     return {
         "memory": dict(need.memory),
         "memory_total": sum(need.memory.values()),
@@ -196,20 +196,21 @@ def check_space(graph: Graph, node_id: str, made: Mapping[str, Path], work_dir: 
 
 
 def known_size(need: Estimate) -> int:
-    """Bytes; 0 where the amount of data is not known."""
+    """The bytes that a node writes; 0 where the amount of data is unknown."""
     return 0 if need.disk_per else sum(need.disk.values())
 
 
 def _unfinished_work(store: Store, node_id: str) -> int:
-    """Bytes of what earlier attempts at the node left, which a run may continue."""
+    """The bytes that earlier attempts at a node left, and that a run may continue with."""
     work = store.path / "work"
     folders = [file.parent for file in work.glob("*/work.json") if (read_object(file) or {}).get("node") == node_id]
     return sum(map(folder_size, folders))
 
 
 def _lack(need: Estimate, size: int, free: int, place: Path, before: int = 0) -> str:
-    """The message that a node lacks disk space. size: bytes that are still to be written. before: what the nodes before
-    it write.
+    """The message that a node lacks disk space.
+
+    size: bytes still to be written. before: bytes that nodes before it write.
     """
     shared = f" ({shown_bytes(before)} of that for the nodes before it)" if before else ""
     less = f", or write less: {need.less_disk}" if need.less_disk else ""
@@ -239,7 +240,7 @@ def _missing_here(graph: Graph, decisions: Mapping[str, Decision], estimates: Es
 
 
 def _of_tracking(graph: Graph) -> list[Finding]:
-    """MLflow is missing, though runs are tracked: reported before hours of work, not after them."""
+    """A finding if runs are tracked but MLflow is missing, so that it is known before hours of work."""
     if not graph.tracking or importlib.util.find_spec("mlflow") is not None:
         return []
     hint = "install it (pip install mlflow), or run without tracking: -s mlflow.tracking=false"

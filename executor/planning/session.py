@@ -53,13 +53,14 @@ class Session:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every node was done before anything ran."""
+        """Whether every node was already done before anything ran."""
         return all(node.state == "done" for node in self.record.state.nodes.values())
 
 
 def selected(graph: Graph, to: str | None, only: Sequence[str]) -> tuple[Graph, tuple[str, ...]]:
-    """The part of the graph that is needed, and the ids of the nodes of `--only`. Raises PipelineError for an unknown
-    node.
+    """The part of the graph that is needed, and the ids of the nodes in `--only`.
+
+    Raises PipelineError for an unknown node.
     """
     if to is not None and only:
         raise PipelineError([Finding("--to runs what is above a node, --only does not", advice="give one of them")])
@@ -76,7 +77,7 @@ def selected(graph: Graph, to: str | None, only: Sequence[str]) -> tuple[Graph, 
 
 
 def require_node(graph: Graph, node_id: str) -> None:
-    """Raises PipelineError for an unknown node."""
+    """Check that a graph has a node. Raises PipelineError."""
     if node_id not in graph.nodes:
         copies = graph.selected_by(node_id)
         hint = f"its copies: {', '.join(copies)}" if copies else known_nodes(node_id, graph.nodes)
@@ -122,7 +123,7 @@ def make_planner(
 
 
 def _gone(node: GraphNode, content: Content) -> dict[str, str]:
-    """The recorded digests of what is not there any more, and of the files that only it names."""
+    """The recorded digests of a node's paths that no longer exist, and of files that only these name."""
     there = {name for name, path in named_paths(node).items() if is_there(path)}
     return {name: digest for name, digest in content.digests.items() if name not in there}
 
@@ -153,7 +154,7 @@ def new_run(
 
 
 def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Session:
-    """Continue a record: done nodes stay done, forced nodes stay forced, the graph is the recorded one.
+    """Continue a run: done nodes stay done, forced nodes stay forced, and the graph is the recorded one.
 
     With overrides a new record is made instead; only nodes at or below an override are decided again.
     """
@@ -276,7 +277,7 @@ def _done(store: Store, record: Record) -> dict[str, str]:
 
 
 def _pinned_state(source: Record, node_id: str) -> NodeState:
-    """A node of an earlier run in the record of a new one."""
+    """The state of an earlier run's node, copied for the record of a new run."""
     state = source.state.nodes[node_id]
     return NodeState(
         state="done",
@@ -300,7 +301,7 @@ def _new(
     source: Record | None = None,
     **state: Any,
 ) -> Session:
-    """A session with a new record. nodes: those of an earlier run, `source`."""
+    """A session with a new record. nodes: states from an earlier run, `source`."""
     decisions = _checked_plan(store, planner, absent, only)
     fresh = {node_id: nodes.get(node_id, NodeState()) for node_id in planner.graph.nodes}
     rows: Mapping[str, PlanRow] = {}
@@ -359,7 +360,7 @@ def _checked_plan(
 def refusals(
     store: Store, graph: Graph, decisions: Mapping[str, Decision], absent: Absent, free_disk: int
 ) -> tuple[list[Finding], Estimates | None]:
-    """All mistakes by which a run is refused, and the estimates of the graph; None where nothing runs."""
+    """All mistakes for which a run is refused, and the graph's estimates; None for these if nothing runs."""
     if all(decision.cache == "hit" for decision in decisions.values()):
         return [], None
     from executor.planning.preflight import preflight  # loads the hooks of ops
@@ -381,7 +382,7 @@ def missing_data(decisions: Mapping[str, Decision], absent: Absent) -> list[Find
 
 
 def require_others(decisions: Mapping[str, Decision], only: Collection[str]) -> None:
-    """Raises PipelineError if a node would have to run that `--only` does not name."""
+    """Check that only nodes named by `--only` have to run. Raises PipelineError."""
     lacking = {node_id: each for node_id, each in decisions.items() if node_id not in only and each.cache != "hit"}
     if only and lacking:
         reasons = "; ".join(f"{node_id} ({decision.reason})" for node_id, decision in lacking.items())

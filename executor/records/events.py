@@ -38,7 +38,7 @@ SYSTEM = "system/"  # the metrics that MLflow shows under System metrics
 
 @frozen
 class Metric:
-    """What `stage.log` got."""
+    """An event: metric values that `stage.log` received."""
 
     step: int = field(validator=WHOLE)
     metrics: Mapping[str, float] = field(validator=NUMBERS)
@@ -46,7 +46,7 @@ class Metric:
 
 @frozen
 class Cut:
-    """Metrics of earlier attempts of the node at this step or later no longer count."""
+    """An event: metrics of earlier attempts of the node no longer count from this step on."""
 
     step: int = field(validator=WHOLE)
 
@@ -65,14 +65,14 @@ class Figure:
 
 @frozen
 class System:
-    """What the node's processes use now, see system/system_metrics.py."""
+    """An event: the current resource use of the node's processes, see system/system_metrics.py."""
 
     metrics: Mapping[str, float] = field(validator=NUMBERS)
 
 
 @frozen(kw_only=True)
 class NodeChange:
-    """A node's state, see docs/running.md; what else the line has is in its `NodeState`."""
+    """An event: a node's new state, see docs/running.md; further fields of the line are in its `NodeState`."""
 
     state: str = field(validator=TEXT)
     cache: str | None = field(default=None, validator=OPTIONAL_TEXT)
@@ -81,7 +81,9 @@ class NodeChange:
 
 @frozen
 class RunChange:
-    """Events of the run: "planned", "started" if something has to run, and at the end "done", "failed" or "stopped"."""
+    """An event of the run: "planned", "started" if something has to run, and "done", "failed" or "stopped"
+    at its end.
+    """
 
     state: str = field(validator=TEXT)
 
@@ -98,7 +100,7 @@ class Warned:
 
 @frozen
 class Differs:
-    """An artifact differs from what its key gave before."""
+    """An event: an artifact differs from what its key gave before."""
 
     message: str = field(validator=TEXT)
 
@@ -142,7 +144,7 @@ class Event:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Event | None:
-        """The event of a line; None for a line that is no event of these kinds."""
+        """The event in a line of the log; None for a line of another kind."""
         try:
             body = KINDS[line["kind"]]
             values = {name: line[name] for name in FIELDS[body] if name in line}
@@ -151,7 +153,7 @@ class Event:
             return None
 
     def to_json(self) -> dict[str, Any]:
-        """The line; fields that are None are left out."""
+        """The event as a line of the log; fields that are None are left out."""
         body = self.body
         values = {name: value for name in FIELDS[type(body)] if (value := getattr(body, name)) is not None}
         return {"time": self.time, "node": self.node, "attempt": self.attempt, "kind": KIND_OF[type(body)], **values}
@@ -173,7 +175,9 @@ def read_events(path: Path) -> list[Event]:
 
 
 def final_metrics(events_path: Path, node: str, start: int = 0) -> dict[str, float]:
-    """The last value of every metric of a node, after cut events; start: a byte offset before its first event."""
+    """The last value of each of a node's metrics, without events that were cut. start: a byte before its
+    first event.
+    """
     points = valid_points(event for event in EventReader(events_path, start).read() if event.node == node)
     return {name: value for point in points for name, value in point.metrics.items()}
 
@@ -267,7 +271,7 @@ class NodeEvents:
             self._highest[name] = max(step, self._highest.get(name, step))
 
     def _add_sample(self, time: float, metrics: Mapping[str, float]) -> None:
-        """Add a sample of system metrics. Samples are never repeated, so their number serves as the step."""
+        """Add a sample of system metrics; its number serves as the step, since samples are never repeated."""
         shown = {f"{SYSTEM}{name}": value for name, value in metrics.items()}
         self.names.update(dict.fromkeys(shown))
         self.points.append(Point(time, len(self._samples), shown))
@@ -280,7 +284,7 @@ class NodeEvents:
             self._floors.update(self._highest)
 
     def _begin(self, key: str, cache: str | None) -> None:
-        """An attempt starts; with another key it continues from the next cut, or from nothing."""
+        """Begin an attempt; with another key the points continue from the next cut, or from nothing."""
         if self._key.get("now", key) != key:
             if cache == "resumed":
                 self._key["changed"] = key
@@ -289,7 +293,7 @@ class NodeEvents:
         self._key["now"] = key
 
     def _retain(self, before: int | None) -> None:
-        """Keep only points of steps below `before`; None: none."""
+        """Keep only points with steps below `before`; None: keep none."""
         kept = [point for point in self.points if before is not None and point.step < before]
         self.restarts += len(kept) < len(self.points)
         self.points[:] = kept

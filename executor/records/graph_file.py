@@ -63,7 +63,7 @@ def load_graph(folder: Path) -> Graph:
 
 
 def recorded_op_files(folder: Path, data: Mapping[str, Any] | None = None) -> list[Path]:
-    """Absolute, as far as they still exist. data: the content of the graph's file."""
+    """The op files of a recorded graph, as absolute paths, as far as they exist. data: the graph file's content."""
     table = recorded_table(folder, GRAPH) if data is None else data
     here = _store(folder)
     try:
@@ -121,6 +121,6 @@ def _relative(path: str, store: Path) -> str:
 
 
 def _absolute(path: str, here: Path, before: Path) -> str:
-    """Relative to the store's current place; to its earlier place, if it was moved without its project."""
+    """A recorded path made absolute: relative to the store, or to its earlier place if it moved without its project."""
     found = os.path.normpath(here / path)
     return found if Path(found).exists() else os.path.normpath(before / path)

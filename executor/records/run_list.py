@@ -28,8 +28,9 @@ LATEST = 20  # records that are searched for unfinished runs
 
 @frozen(kw_only=True)
 class RunRow:
-    """What `dflow runs` shows of a run. seconds: of work on it. draft: what load_draft reads, several with commas
-    between; empty if none is read. tau: by the node that measured it. set: the values of `-s`.
+    """A run's row in `dflow runs`. seconds: of work on it. draft: what load_draft read, joined by commas; "" for none.
+
+    tau: by the node that measured it. set: the values of `-s`.
     """
 
     run: str

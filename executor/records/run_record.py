@@ -117,7 +117,7 @@ class NodeState:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it was not run because another node failed, which its reason names."""
+        """Whether the node did not run because another one failed; its reason names that node."""
         return self.state == "pending" and self.reason.startswith(NOT_RUN)
 
 
@@ -158,7 +158,7 @@ class RunState:
 
     @property
     def is_for_mlflow(self) -> bool:
-        """Whether the run belongs in MLflow: not where all of its results are another run's."""
+        """Whether the run belongs in MLflow; it does not if all its results are another run's."""
         return self.has_run or self.results_run == self.run
 
 
@@ -192,7 +192,10 @@ class Record:
     def prepare(
         cls, records: Path, graph: Graph, *, nodes: Mapping[str, NodeState] | None = None, **state: Any
     ) -> Record:
-        """A new record with an id that sorts after all others, e.g. 20261121-183012-ab12; visible once it is saved."""
+        """Create a record for a new run, visible once it is saved.
+
+        Its id sorts after all others, such as 20261121-183012-ab12.
+        """
         folder = _new_folder(records)
         save_graph(folder, graph)
         run_state = RunState(
@@ -211,7 +214,9 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record:
-        """Raises StoreError where the record is missing, incomplete or damaged, or its log is a link."""
+        """Load the record in a folder. Raises StoreError where it is missing, incomplete or damaged, or its log is a
+        link.
+        """
         try:
             state = fold([*LineReader(folder / LOG, only=STATE_LINE).read(), *_older_lines(folder)], folder.name)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -253,7 +258,7 @@ class Record:
         return self.folder / LOG
 
     def graph(self) -> Graph:
-        """See `load_graph`."""
+        """Load the run's graph; see `load_graph`."""
         return load_graph(self.folder)
 
     def op_names(self) -> dict[str, str]:
@@ -275,11 +280,11 @@ class Record:
         self._append([{**self._node_line(node, change), **more}])
 
     def save_nodes(self, nodes: Iterable[str]) -> None:
-        """Several nodes, by one write."""
+        """Append the states of several nodes to the log, in one write."""
         self._append(list(map(self._node_line, nodes)))
 
     def save_all(self) -> None:
-        """The run and every node, by one write."""
+        """Append the states of the run and every node to the log, in one write."""
         self._append([self._run_line(), *map(self._node_line, self.state.nodes)])
 
     def _run_line(self, change: str = "") -> dict[str, Any]:
@@ -292,7 +297,7 @@ class Record:
         return _line(NODE, node, state.attempt, change or state.state, {**_changed(state), **failure})
 
     def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Append lines to the log by one write. The state of an older version becomes part of the log first."""
+        """Append lines to the log in one write; an older version's state is added to the log first."""
         older = _older_lines(self.folder)
         if older or lines:
             append_lines(self.folder / LOG, [*older, *lines])
@@ -310,19 +315,19 @@ class Record:
         return self.folder / FIGURES / node
 
     def event(self, node: str, body: Body) -> None:
-        """Write that something happened at a node."""
+        """Append an event of a node to the run's log."""
         from executor.records.events import Event  # on no way of a run in which nothing runs
 
         self.write_events([Event(time.time(), node, self.state.nodes[node].attempt, body)])
 
     def write_events(self, events: Iterable[Event]) -> None:
-        """Several, by one write."""
+        """Append several events to the run's log, in one write."""
         self._append([event.to_json() for event in events])
 
     def lock(self, *, to_send: bool = False) -> None:
-        """Lock the run, for the life of the process that executes it; to_send: shared, to send it to MLflow.
+        """Lock the run for the life of this process, which executes it. to_send: a shared lock, to send it to MLflow.
 
-        Raises StoreError where another process has the lock, or where a link is in the record.
+        Raises StoreError where another process has the lock, or the record contains a link.
         """
         if self._lock is not None:
             return
@@ -430,7 +435,10 @@ T = TypeVar("T", NodeState, RunState)
 
 
 def _checked(cls: type[T], line: Mapping[str, Any]) -> T:
-    """Raises ValueError where a value cannot be what dflow writes: names become paths, numbers dates."""
+    """The fields of a state line, checked. Raises ValueError for values that dflow does not write.
+
+    Names become paths and numbers become dates, so that they must be valid.
+    """
     if not fit(_CHECKS[cls], line):
         raise ValueError(f"not the state of a {cls.__name__}")
     return cls(**known_fields(cls, line))
@@ -457,7 +465,7 @@ def fold(lines: Iterable[Mapping[str, Any]], run: str) -> RunState | None:
 
 
 def _node_state(node: str, line: Mapping[str, Any]) -> NodeState:
-    """Versions before wrote the text of a failure only. Raises ValueError as `_checked`."""
+    """A node's state from a line; older versions wrote a failure as text only. Raises ValueError as `_checked` does."""
     failure = line.get("failure")
     if failure is None and line.get("error") is not None:
         failure = {"node": node, "what": line["error"], "level": "error"}
@@ -491,7 +499,10 @@ def _older_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def _new_folder(records: Path) -> Path:
-    """Create the folder. The id ends with the fraction of the second in 65,536ths; mkdir detects equal ids."""
+    """Create the folder of a new record. mkdir detects equal ids.
+
+    An id ends with the fraction of the second in 65,536ths.
+    """
     while True:
         now = time.time()
         run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 65536):04x}"
@@ -505,7 +516,7 @@ def _new_folder(records: Path) -> Path:
 
 
 def _next_id(run: str) -> str:
-    """The id after another: for a run whose clock is behind the newest run's, because it was set back."""
+    """The next possible id, for a run whose clock is behind the newest run's, because it was set back."""
     moment, _, fraction = run.rpartition("-")
     if not fraction.strip("f"):
         return f"{run}0"
@@ -534,7 +545,7 @@ def is_begun(folder: Path) -> bool:
 
 
 def load_begun(folder: Path) -> Record | None:
-    """The record; None where it is missing or damaged, or the run was killed before its state was written."""
+    """Load the record in a folder; None if it is missing or damaged, or was killed before its first state."""
     if not is_begun(folder):
         return None
     try:
@@ -554,7 +565,7 @@ def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Recor
 
 
 def linked_logs(records: Path) -> list[Path]:
-    """The logs of runs that are links, which are not followed: their runs cannot be read."""
+    """The run logs that are links; they are not followed, so their runs cannot be read."""
     return sorted(log for log in records.glob(f"*/{LOG}") if log.is_symlink())
 
 
@@ -605,9 +616,9 @@ def _with_tags(folder: Path) -> str:
 
 @contextmanager
 def serving(store: Path, record: Path) -> Iterator[None]:
-    """Keep the run from being removed by `dflow gc` within this context; waits for a running gc first.
+    """Open a context in which `dflow gc` does not remove the run; waits for a running gc first.
 
-    Raises StoreError where a link is in the record.
+    Raises StoreError where the record contains a link.
     """
     lock = record / f"serving-{os.getpid()}"
     with shared_gc_lock(store), clear_errors(lock):

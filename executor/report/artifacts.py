@@ -32,7 +32,7 @@ ShownByOps = Mapping[tuple[str, str], Shown]  # by run and node
 
 @define
 class Embedded:
-    """Counts the bytes embedded so far."""
+    """A counter of the bytes embedded in the page so far."""
 
     used: int = 0
 
@@ -116,7 +116,7 @@ def _values_of_copies(run: RunFacts) -> dict[str, Mapping[str, str]]:
 
 
 def compared_sections(shown: Mapping[str, Shown], embedded: Embedded) -> Markup:
-    """What the ops show of several artifacts together, node by node in the order of the data."""
+    """The sections in which ops compare several artifacts, node by node in the order of the data, as HTML."""
 
     def of_node(name: str) -> Markup:
         one = shown[name]
@@ -192,7 +192,7 @@ def accounts_of(run: RunFacts, shown: ShownByOps) -> dict[str, Account]:
 
 @frozen
 class Checked:
-    """The account of a node. problem: what does not add up, or empty."""
+    """The checked account of a node. problem: which numbers do not add up, "" for none."""
 
     node: str
     account: Account
@@ -200,7 +200,7 @@ class Checked:
 
 
 def samples(run: RunFacts, accounts: Mapping[str, Account]) -> Markup:
-    """A row for each node that counts samples; empty without any."""
+    """A table of sample counts with a row for each node that counts samples; empty without any."""
     rows = checked(run, accounts)
     if not rows:
         return Markup("")
@@ -225,7 +225,7 @@ def checked(run: RunFacts, accounts: Mapping[str, Account]) -> list[Checked]:
 
 
 def problem_of(own: Account, handed: Sequence[Account]) -> str:
-    """Why the numbers of an account do not add up, or differ from what the nodes above kept."""
+    """A text on why an account's numbers do not add up, or differ from what the nodes above kept; "" if they fit."""
     kept, dropped = sum(own.kept.values()), sum(own.dropped.values())
     if own.came_in != kept + dropped:
         return f"{own.came_in} came in, but {kept} kept and {dropped} dropped make {kept + dropped}"

@@ -89,7 +89,7 @@ def write_report(store: Path, run_ids: Sequence[str], path: Path) -> None:
 
 
 def report_text(store: Store, records: Sequence[Record]) -> str:
-    """The page as text."""
+    """The HTML report of these runs."""
     runs = read_runs(store, records)
     blocks = [block for block in _blocks(store, runs) if block.content]
     pipeline = runs[-1].record.state.pipeline
@@ -97,7 +97,7 @@ def report_text(store: Store, records: Sequence[Record]) -> str:
 
 
 def _blocks(store: Store, runs: Sequence[RunFacts]) -> list[Block]:
-    """What a reader wants to know of a draft comes first."""
+    """The blocks of the report, beginning with what a reader wants to know of a draft."""
     (shown, together), columns, embedded = sections_of(runs, compared=True), columns_of(runs), Embedded()
     first = [
         Block("answers", "In short", answers(columns, shown)),
@@ -126,7 +126,7 @@ def _blocks(store: Store, runs: Sequence[RunFacts]) -> list[Block]:
 
 
 def overview(runs: Sequence[RunFacts]) -> Markup:
-    """A column for each run, then one line for each problem."""
+    """A table with a column for each run, followed by a line for each problem."""
     facts = [_facts(run) for run in runs]
     rows = [[name, *(of_run[name] for of_run in facts)] for name in facts[0]]
     notices = [notice for run in runs for notice in _notices(run, len(runs) > 1)]
@@ -173,7 +173,7 @@ def _notices(run: RunFacts, is_named: bool) -> Iterable[str]:
 
 
 def combinations(runs: Sequence[RunFacts], columns: Sequence[RunFacts]) -> Markup:
-    """A table for each run that has a sweep, as in the terminal."""
+    """A table of combinations for each run that is a sweep, as in the terminal."""
     parts = []
     for run in [run for run in runs if run.combinations]:
         header, rows, more = run.combinations_table
@@ -220,7 +220,7 @@ def _damage(run: RunFacts) -> str:
 
 
 def results(columns: Sequence[RunFacts]) -> Markup:
-    """The metrics of the pipeline's result nodes, those by which the result is judged first."""
+    """The metrics of the pipeline's result nodes; those that judge the result come first."""
     names = list(dict.fromkeys(node_id for column in columns for node_id in column.results))
     shown = limited(names, lambda node_id: _results_of_node(columns, node_id))
     return shown or faint("No node with results has finished.")
@@ -250,7 +250,7 @@ def _joint_label(columns: Sequence[RunFacts]) -> str:
 
 
 def figures_table(finals: Sequence[tuple[str, Final]], *, is_one: bool, judged: Collection[str] = JUDGED) -> Markup:
-    """A row for each figure, as in the terminal, and a column for each label."""
+    """A table with a row for each metric, as in the terminal, and a column for each label."""
     shown = [{name: cells for name, *cells in result_rows(final, judged)} for _, final in finals]
     every = result_rows({name: 0.0 for _, final in finals for name in final}, judged)
     names = dict.fromkeys([*(name for name, *_ in every), *(name for cells in shown for name in cells)])
@@ -309,7 +309,7 @@ def _state_text(node: NodeFacts) -> str:
 
 
 def _table(run: RunFacts) -> Markup:
-    """The table of a run's nodes, without the GPUs where no node used one."""
+    """The table of a run's nodes; GPU columns are left out if no node used one."""
     rows = [_row(node) for node in run.nodes.values()]
     names = [name for name in NAMES if name != GPU or any(row[name] is not None for row in rows)]
     return table(names, [[row[name] for name in names] for row in rows], class_="nodes")
@@ -358,8 +358,9 @@ def _logged(node: NodeFacts) -> dict[str, list[tuple[float, float]]]:
 
 
 def panels_of(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, list[Curve]]:
-    """The main metrics by the last part of their names: `train/loss` and `val/loss` share a panel. A panel with one has
-    its whole name.
+    """The main metrics in panels by the last part of their names: `train/loss` and `val/loss` share one.
+
+    A panel with a single metric has its whole name.
     """
     kinds: dict[str, list[Curve]] = {}
     for name, of_name in points.items():
@@ -373,7 +374,7 @@ def panels_of(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, 
 
 
 def troubles(run: RunFacts) -> Markup:
-    """Errors first, as recorded; then each warning once, with its nodes."""
+    """The errors of a run as recorded, then each warning once, with its nodes."""
     failed = [
         render("folded", node.id, render("text", block(node.failure, run.run)), True)
         for node in run.nodes.values()

@@ -48,7 +48,7 @@ MOST_MARKED = 40  # points of a curve
 
 @frozen
 class Curve:
-    """Values over steps. bounds: of each of its points the interval, None without."""
+    """A curve of values over steps. bounds: the interval at each point; None without."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -57,7 +57,7 @@ class Curve:
 
 @frozen
 class Box:
-    """The place of a node, in units from the left and from the top."""
+    """The place of a node's box in a drawing, in units from the left and the top."""
 
     left: float
     top: float
@@ -72,7 +72,7 @@ def embedded(figure: Figure, alt: str) -> Markup:
 
 
 def save_graph(graph: Graph, states: Mapping[str, str], file: Path) -> None:
-    """Write a PNG, SVG or PDF, by the end of the name. Raises DflowError where the file cannot be written."""
+    """Write a drawing of the graph as PNG, SVG or PDF, by the file's suffix. Raises DflowError if that fails."""
     nodes = graph.nodes.values()
     names = {node.id: shown_name(node.id, node.copy) for node in nodes}
     figure = graph_figure({node.id: node.parents for node in nodes}, names, states, states, graph.name)
@@ -140,7 +140,7 @@ def graph_figure(
 
 
 def _draw_box(axes: Axes, box: Box, fill: str, lines: Sequence[tuple[str, bool]]) -> None:
-    """Draw the box of a node. lines: each with whether it is the name of the node."""
+    """Draw the box of a node. lines: each with a flag whether it is the node's name."""
     shape: dict[str, Any] = {
         "boxstyle": "round,pad=0,rounding_size=6",
         "facecolor": fill,
@@ -176,7 +176,7 @@ def _draw_edge(axes: Axes, above: Box, below: Box, name: str) -> None:
 
 
 def curves_figure(panels: Mapping[str, Sequence[Curve]]) -> Figure:
-    """A panel for each title, side by side. An axis is logarithmic where that shows the values better."""
+    """A figure with a panel for each title, side by side. An axis is logarithmic where that shows values better."""
     figure = Figure(figsize=(PANEL[0] * len(panels), PANEL[1]), layout="constrained")
     for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for curve in curves:
@@ -207,6 +207,6 @@ def _drawable(value: float) -> float:
 
 
 def _is_wide(values: Sequence[float]) -> bool:
-    """Whether a logarithmic axis shows them better: all above 0, over two powers of ten."""
+    """Whether a logarithmic axis shows values better: all are above 0, and they span two powers of ten."""
     finite = [value for value in map(_drawable, values) if not math.isnan(value)]
     return bool(finite) and min(finite) > 1 / MOST and max(finite) >= LOG_FROM * min(finite)

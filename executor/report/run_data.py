@@ -60,12 +60,12 @@ class NodeFacts:
 
     @property
     def failure(self) -> Finding:
-        """Why it failed."""
+        """The finding on why the node failed."""
         return self.recorded.failure or Finding("no reason is recorded", Node(self.id))
 
     @property
     def is_gone(self) -> bool:
-        """Whether it had an artifact that the store no longer holds."""
+        """Whether the node had an artifact that the store no longer holds."""
         return self.recorded.digest is not None and self.folder is None
 
     @property
@@ -76,10 +76,10 @@ class NodeFacts:
 
 @frozen(kw_only=True)
 class RunFacts:
-    """A run. op_files: None where they are not trusted. label: a short name.
+    """A run, as the report shows it. op_files: None where they are not trusted. label: a short name.
 
-    seconds: of work on it. results: the nodes with the pipeline's figures. combinations: of its sweep, the best by the
-    metric sorted_by first; combinations_table: of `sweep_cells`.
+    seconds: of work on it. results: the nodes with the pipeline's results. combinations: of its sweep, the best by the
+    metric sorted_by first. combinations_table: from `sweep_cells`.
     """
 
     label: str
@@ -222,7 +222,7 @@ class _Reader:
         )
 
     def _made_in(self, record: Record, node_id: str, state: NodeState) -> tuple[str, str]:
-        """The run and the node in it that computed the artifact."""
+        """The run, and the node in it, that computed an artifact."""
         source = state.source_run
         if state.cache != "hit" or source is None:
             return record.run, node_id
@@ -248,7 +248,7 @@ class _Reader:
 
 
 def _ran_together(one: NodeState, other: NodeState) -> bool:
-    """Whether both were computed, in the last attempts of a run, for some time at once."""
+    """Whether two nodes of a run ran at the same time, in their last attempts."""
     if one.started is None or one.ended is None or other.started is None or "hit" in (one.cache, other.cache):
         return False
     return other.started < one.ended and (other.ended is None or one.started < other.ended)
@@ -270,7 +270,7 @@ def _combinations(
 
 
 def _labels(runs: Sequence[str]) -> list[str]:
-    """The ends of the ids where they differ, else the whole ids."""
+    """Short labels of runs: the last parts of their ids where these differ, else the whole ids."""
     ends = [run.rpartition("-")[2] for run in runs]
     return ends if len(set(ends)) == len(ends) else list(runs)
 

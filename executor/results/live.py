@@ -31,16 +31,16 @@ class Live:
 
     @property
     def reached(self) -> str:
-        """`40 of 200`; empty without progress."""
+        """The progress as text, `40 of 200`; "" without progress."""
         return "" if self.done is None else f"{self.done} of {self.total}"
 
     @property
     def reached_with_metrics(self) -> str:
-        """The state of an attempt that has ended: it has no speed any more."""
+        """The progress and metrics of an attempt that has ended, without speed."""
         return self._with_metrics([self.reached])
 
     def add(self, event: Event) -> bool:
-        """Whether the event says anything of this."""
+        """Add an event. Returns whether it changes progress or metrics."""
         match event.body:
             case Progress(done, total):
                 if self.done is not None and done < self.done:
@@ -57,7 +57,10 @@ class Live:
         return ": ".join(text for text in (", ".join(filter(None, progress)), shown_metrics(self.metrics)) if text)
 
     def _pace(self) -> list[str]:
-        """`2.5/s`, `1 min 4 s left`, over the last reports; nothing before the second one and after the last."""
+        """The speed and time left as texts, `2.5/s`, `1 min 4 s left`, from the last reports.
+
+        Empty before the second report, and after the last.
+        """
         if len(self._reports) < 2:
             return []
         (first_time, first), (last_time, last) = self._reports[0], self._reports[-1]

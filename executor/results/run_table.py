@@ -122,7 +122,7 @@ def figures_text(copies: Mapping[str, Sequence[tuple[str, str, str]]]) -> str:
 
 
 def _without_variant(node_id: str) -> str:
-    """The id of the node that was copied: `train` of `train-small`."""
+    """The id of the node that was copied: `train` for `train-small`."""
     return node_id.partition("-")[0]
 
 
@@ -189,14 +189,14 @@ def is_main(name: str, main_figures: str) -> bool:
 
 
 def shown_seconds(node: NodeState) -> str:
-    """The seconds since a running node began."""
+    """The seconds that a node took, or since a running node began, as text."""
     if node.state == "running" and node.started is not None:
         return f"{time.time() - node.started:.0f} s"
     return "" if node.seconds is None else f"{node.seconds:.1f} s"
 
 
 def shown_value(name: str, metrics: Mapping[str, float]) -> str:
-    """The value of a metric; of a speed-up whose interval says nothing, that it is not known."""
+    """The value of a metric as text; for a speed-up with a meaningless interval a text that it is not known."""
     ends = metrics.get(f"{name}_low"), metrics.get(f"{name}_high")
     return NOT_KNOWN if name.endswith(SPEEDUP) and not is_known(*ends) else shown_number(metrics[name])
 
@@ -206,5 +206,5 @@ def shown_number(value: float) -> str:
 
 
 def shown_metrics(metrics: Mapping[str, float]) -> str:
-    """The first few, in one line; nothing where there are none."""
+    """The first few metrics in one line; "" for none."""
     return ", ".join(f"{name} {shown_number(value)}" for name, value in list(metrics.items())[:METRICS_SHOWN])

@@ -62,7 +62,7 @@ def combinations(graph: Graph) -> list[Combination]:
 
 
 def by_combination(chosen: Mapping[str, Choice]) -> dict[Choice, list[str]]:
-    """The copies of each whole combination. chosen: by copy, its choice of variants, maybe a part of a combination."""
+    """The copies that belong to each whole combination. chosen: copy -> its variants, maybe only a part of one."""
     distinct = list(dict.fromkeys(chosen.values()))
     largest = max(map(len, distinct), default=0)
     whole = [one for one in distinct if len(one) == largest or not any(one < other for other in distinct)]
@@ -88,7 +88,7 @@ def _name(found: Iterable[Combination]) -> None:
 
 
 def _chosen(nodes: Iterable[GraphNode]) -> dict[str, str]:
-    """The variant that was chosen in each group; all combinations differ in them."""
+    """The variant chosen in each group by the copies of a combination."""
     chosen: dict[str, str] = {}
     for node in nodes:
         chosen |= node.copy.values if node.copy is not None else {}
@@ -96,7 +96,7 @@ def _chosen(nodes: Iterable[GraphNode]) -> dict[str, str]:
 
 
 def _given(nodes: Iterable[GraphNode], groups: Iterable[str]) -> dict[str, str]:
-    """The values that the nodes have in the swept fields."""
+    """The current values of the swept fields in a combination's nodes."""
     found = {}
     for node in nodes:
         own = values(node) if node.copy is not None else {}
@@ -116,16 +116,16 @@ def _joined(labels: Mapping[str, str], chosen: Mapping[str, str]) -> str:
 
 
 def params(node: GraphNode, *, edges: bool = True) -> dict[str, str]:
-    """The parameters of a node, see `values`, as texts: as TOML has them, but no quotes around a text."""
+    """The parameters of a node, see `values`, as TOML texts; strings have no quotes."""
     return {
         name: value if isinstance(value, str) else toml_text(value) for name, value in values(node, edges=edges).items()
     }
 
 
 def values(node: GraphNode, *, edges: bool = True) -> dict[str, Any]:
-    """A node's flat config, tables as "table.key", and the launch values that are no defaults.
+    """The config values of a node, tables as "table.key", and launch values that differ from defaults.
 
-    edges: also the nodes that are read.
+    edges: include the nodes that are read.
     """
     names = [*(node.op.edges if edges else ()), *node.op.fields]
     config = {name: getattr(node.config, name) for name in names}
@@ -186,7 +186,7 @@ class Row:
 
 
 def sweep_table(graph: Graph, states: Mapping[str, NodeState]) -> str:
-    """The text; empty where nothing was swept. The best row is the first."""
+    """The combinations of a sweep as a text table, the best first; empty for a graph that is no sweep."""
     found = combinations(graph)
     if not found:
         return ""
@@ -254,7 +254,7 @@ def sorted_rows(graph: Graph, states: Mapping[str, NodeState], found: Sequence[C
 
 
 def main_metrics(graph: Graph, found: Mapping[str, tuple[str, float]]) -> dict[str, float]:
-    """What ops call their main figures, with the ends of their intervals. found: of `final_metrics`."""
+    """The main figures declared by the ops, with the ends of their intervals. found: see `final_metrics`."""
     return {
         name: value for name, (node_id, value) in found.items() if is_main(name, graph.nodes[node_id].op.main_figures)
     }
@@ -274,9 +274,9 @@ def _state(combination: Combination, states: Mapping[str, NodeState]) -> str:
 
 
 def sort_warning(graph: Graph) -> str:
-    """A warning, before anything runs, that the requested metric is probably misspelt; empty otherwise.
+    """A warning before a run that the requested sorting metric is probably misspelt; "" otherwise.
 
-    What an op logs is not declared, except for the metric that it is judged by.
+    An op does not declare what it logs, except the metric that it is judged by.
     """
     name = graph.sort_by.removeprefix("-")
     judged = [each.removeprefix("-") for each in _judged_by(graph)]
@@ -308,7 +308,7 @@ def sorting(graph: Graph, names: Iterable[str]) -> tuple[str, bool]:
 
 
 def sort_note(graph: Graph, names: Iterable[str]) -> str:
-    """Why the table is not sorted by the requested metric, with the metrics that exist; empty where it is."""
+    """A note on why the table is not sorted by the requested metric, with existing metrics; "" where it is."""
     wanted, known = graph.sort_by.removeprefix("-"), sorted(names)
     if not wanted or _found(graph, wanted, known):
         return ""
@@ -326,5 +326,5 @@ def _found(graph: Graph, metric: str, names: Collection[str]) -> str:
 
 
 def _judged_by(graph: Graph) -> list[str]:
-    """The metrics that the ops are judged by, in the order of the graph."""
+    """The metrics by which the graph's ops are judged, in the order of the graph."""
     return [node.op.judged_by for node in graph.nodes.values() if node.op.judged_by]

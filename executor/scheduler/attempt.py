@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Attempt(threading.Thread):
-    """Holds the lease of its task until it ends."""
+    """A thread that makes one attempt at a task; it holds the task's lease until it ends."""
 
     def __init__(
         self,
@@ -48,9 +48,10 @@ class Attempt(threading.Thread):
         on_running: Callable[[], None],
         on_end: Callable[[AttemptResult], None],
     ) -> None:
-        """Prepare an attempt at a task. share, part: as in StageOrder. call: lets the loop's thread make a call.
-        on_start returns the number of the attempt; on_running is called when its stage has started; on_end whatever
-        happened.
+        """Prepare an attempt at a task. share, part: as in StageOrder.
+
+        call: runs a function in the loop's thread. on_start: returns the attempt's number. on_running: called when its
+        stage has started. on_end: called in any case.
         """
         super().__init__(daemon=True, name=f"attempt at {task.node.id}")
         self.task = task
@@ -149,7 +150,7 @@ class Attempt(threading.Thread):
         return self._finish(start, ended, measures, before)
 
     def _go_on(self) -> None:
-        """Raises StopRequested where the attempt is to end."""
+        """Raise StopRequested if the attempt has to end."""
         self.task.lease.go_on()
         if self._is_stopping:
             raise StopRequested("stopped before its stage started")
@@ -158,7 +159,9 @@ class Attempt(threading.Thread):
         self._backends.recover(folder, self.task.lease.go_on)
 
     def _in_loop(self, call: Callable[[], T]) -> T:
-        """What a call returns or raises in the loop's thread. Raises StopRequested if the attempt is killed first."""
+        """Run a function in the loop's thread; returns or raises as it does. Raises StopRequested if killed before
+        that.
+        """
         answer: Future[T] = Future()
 
         def make_call() -> None:

@@ -21,7 +21,7 @@ CACHED_SHOWN = 20
 
 
 class Display:
-    """Plain lines. Several nodes may run at once. Warnings and errors go to stderr."""
+    """The plain display of a run, in lines. Warnings and errors go to stderr. Several nodes may run at once."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
@@ -44,12 +44,12 @@ class Display:
         return
 
     def _word(self) -> str:
-        """How nodes are described that were done before the run began."""
+        """A word for nodes that were done before the run began."""
         is_all_cached = all(self._state.nodes[node_id].cache == "hit" for node_id in self._done_before)
         return "cached" if is_all_cached else "done before or cached"
 
     def changed(self, node_id: str) -> None:
-        """A node's state in the record has changed."""
+        """Show that a node's state in the record has changed."""
         node = self._state.nodes[node_id]
         self._shown_at = time.monotonic()
         if node.state == "running":
@@ -87,7 +87,7 @@ class Display:
             self.note(f"{node_id}: warning: {for_run(text, self._state.run)}")
 
     def say_last(self, text: str) -> None:
-        """Print it after the results."""
+        """Print a text after the results."""
         self.last.append(text)
 
     def failure(self, found: Finding, tail: Sequence[str], log: Path) -> None:

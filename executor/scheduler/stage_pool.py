@@ -40,7 +40,7 @@ class Reservation:
     part: Demand
 
     def give_back(self, *, was_used: bool) -> None:
-        """Release the room and the cores. was_used: by a stage, which has ended."""
+        """Release the room and the cores. was_used: whether a stage used them, and has ended."""
         self.room.give_back(self.demand, self.share)
         if self.cores is not None:
             self.cores.give_back(self.demand.cpus, was_used=was_used)
@@ -57,7 +57,7 @@ class StagePool:
         display: Display,
         call: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Make a pool without attempts. call: lets the loop's thread make a call."""
+        """Create a pool without attempts. call: runs a function in the loop's thread."""
         self.running: dict[str, Attempt] = {}
         self._useful: dict[str, int | None] = {}
         self._told: set[str] = set()  # the nodes that were said to wait for room, and descriptions of clusters
@@ -104,7 +104,7 @@ class StagePool:
         return self._free[backend]
 
     def _useful_threads(self, node: GraphNode, digests: Mapping[str, str]) -> int | None:
-        """The most that the op makes use of; computed once, since the node's inputs do not change."""
+        """The most threads that a node's op makes use of; computed once, as the node's inputs do not change."""
         if node.id not in self._useful:
             made = {parent: self._store.object_path(digests[parent]) for parent in node.parents}
             self._useful[node.id] = useful_threads(node, made)

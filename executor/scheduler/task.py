@@ -68,7 +68,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, store: Store, graph: Graph, node_id: str) -> Snapshot:
-        """The current code and data. Raises DataError or ConfigError if they cannot be read."""
+        """The current code and data of a node. Raises DataError or ConfigError if they cannot be read."""
         node, list_path = graph.nodes[node_id], cache(tree_of)
         keys_sources = Sources.now(store.external_memo, ExternalDigests(store.external_memo, list_path=list_path))
         parts = node_parts(graph, node_id, keys_sources)
@@ -105,8 +105,9 @@ class Snapshot:
 
 @frozen(kw_only=True)
 class AttemptStart:
-    """A stage is about to start. time: seconds since 1970. earlier: metric events of the run that left the work folder
-    behind; adopted_from: that run, where its code was another.
+    """The start of a stage. time: seconds since 1970.
+
+    earlier: metric events of the run that left the work folder. adopted_from: that run, if its code differed.
     """
 
     cache: Literal["miss", "resumed"]
@@ -117,8 +118,9 @@ class AttemptStart:
 
 @frozen(kw_only=True)
 class StageMeasures:
-    """What a stage used and reported. ended: seconds since 1970; seconds: by a clock that never goes back; memory,
-    gpu_memory: peak bytes of its ranks together.
+    """The measurements of a stage. ended: seconds since 1970. seconds: by a monotonic clock.
+
+    memory, gpu_memory: peak bytes of its ranks together.
     """
 
     ended: float
@@ -206,10 +208,10 @@ class Task:
         )
 
     def prepare(self, snapshot: Snapshot, recover: Callable[[Path], None]) -> tuple[AttemptStart, int, str]:
-        """Make the work folder ready for a stage. Also returns the byte of the events file from which metrics count,
-        and the digest of `sources`.
+        """Prepare the work folder for a stage.
 
-        recover: as in `Lease.adopt`.
+        Returns the start, the byte of the events file from which metrics count, and the digest of `sources`. recover:
+        as in `Lease.adopt`.
         """
         lease, events = self.lease, self.record.events_path
         is_fresh = self._starts_fresh()
@@ -225,7 +227,7 @@ class Task:
         return AttemptStart(cache="resumed", time=time.time(), earlier=earlier, adopted_from=adopted_from), 0, digest
 
     def check_space(self) -> None:
-        """Raises DiskFull where the stage would write more than is free."""
+        """Check that the stage has enough disk space. Raises DiskFull."""
         from executor.planning.preflight import check_space
 
         check_space(self.planner.graph, self.node.id, self.made, self.lease.work_dir)
@@ -240,7 +242,9 @@ class Task:
         return self.node.id in self.planner.forced and not was_started
 
     def _adopt_work(self, recover: Callable[[Path], None]) -> str | None:
-        """Move the newest unleased work folder of the same key without code here; returns the run that left it."""
+        """Take over the newest unused work folder with the same key except code; returns the run that left
+        it, or None.
+        """
         work_dir = self.lease.work_dir
         has_own = work_dir.exists() and any(work_dir.iterdir())
         return None if has_own else self.lease.adopt(self.key_without_code, recover)
@@ -282,7 +286,7 @@ class Task:
         )
 
     def _check_files(self) -> None:
-        """Raises StageError where the stage wrote something, but not all files of its artifact type."""
+        """Check that a stage which wrote files wrote all that its artifact type requires. Raises StageError."""
         output, out = self.node.op.output, self.lease.out_dir
         missing = [name for name in output.required_files if not (out / name).is_file()]
         if missing and any(out.iterdir()):
@@ -292,7 +296,7 @@ class Task:
             )
 
     def commit(self, started: float, measures: StageMeasures, device: str, threads: int) -> AttemptResult:
-        """Make the artifact. started: seconds since 1970. Raises StageError, StoreError or OSError."""
+        """Commit the out_dir as an artifact. started: seconds since 1970. Raises StageError, StoreError or OSError."""
         node = self.node
         self.lease.wait_for_ranks()
         self._check_files()

@@ -61,7 +61,7 @@ class NodeEstimate:
 
 @frozen
 class Report:
-    """`done` of `total` at `time`."""
+    """A progress report: `done` of `total` units at `time`."""
 
     time: float
     done: int
@@ -78,7 +78,7 @@ def reports(events: Iterable[Event], node: str, attempt: int) -> list[Report]:
 
 
 def series_of(reported: Sequence[Report]) -> list[list[Report]]:
-    """The reports cut where counting began again."""
+    """The progress reports, split into series where counting began anew."""
     series: list[list[Report]] = []
     for report in reported:
         if not series or report.done < series[-1][-1].done:
@@ -130,7 +130,7 @@ def _grown(begun: float, reported: Sequence[Report], amount: Amount) -> tuple[fl
 
 
 def _usual_pace(reported: Sequence[Report]) -> float:
-    """The median of the seconds for one, over all that was done."""
+    """The median seconds for one unit of work, weighted by the work done."""
     steps = [(after.time - before.time, after.done - before.done) for before, after in pairwise(reported)]
     paces = sorted((max(0.0, seconds) / count, count) for seconds, count in steps if count > 0)
     half = sum(count for _, count in paces) / 2
@@ -142,7 +142,7 @@ def _usual_pace(reported: Sequence[Report]) -> float:
 
 
 def print_estimates(nodes: Mapping[str, NodeEstimate], samples: int, free_disk: int, store: Path) -> None:
-    """The table, notes, sums, what does not fit, and what to type next."""
+    """Print the table of estimates, notes, sums, what does not fit, and the next command."""
     time = sum((node.time for node in nodes.values()), NOTHING)
     disk = sum(node.disk for node in nodes.values())
     rows = [(node_id, *_cells(node)) for node_id, node in nodes.items()]
@@ -182,7 +182,7 @@ def verdicts(
     machine: int,
     gpu: Callable[[], int | None],
 ) -> list[str]:
-    """Whether disk and memory suffice; a node's memory is the larger of what was measured and what its ranks hold."""
+    """Sentences on whether disk and memory suffice. A node needs the larger of measured and estimated memory."""
     fits = "fits" if disk <= free_disk else "DOES NOT FIT"
     lines = [f"disk: {shown_bytes(disk)}, and {shown_bytes(free_disk)} are free at {store}: {fits}"]
     on_gpu = {node_id: node for node_id, node in nodes.items() if node.device == "cuda"}
@@ -209,7 +209,7 @@ def _memory(name: str, needs: Mapping[str, int], size: int, has: str) -> list[st
 
 
 def shown_time(time: Spread) -> str:
-    """`about 12 min`, `2.1 to 3.4 h`; under 90 seconds in seconds."""
+    """A range of time as text: `about 12 min`, `2.1 to 3.4 h`; below 90 seconds in seconds."""
     if time.high <= max(ALIKE * time.low, time.low + 1):
         middle = (time.low + time.high) / 2
         size, unit = _unit(middle)

@@ -69,12 +69,12 @@ def store_path(given: str | None, pipeline_file: Path | None) -> Path:
 
 
 def _without_dots(path: Path) -> Path:
-    """A folder without "..", which after a link does not lead to the folder above."""
+    """A folder's path without "..", resolved as the file system does, since ".." after a link leads elsewhere."""
     return path.resolve() if ".." in path.parts else path
 
 
 class Store:
-    """A store on disk. `Store.open` for reading works even without one: it is then empty."""
+    """A store on disk. `Store.open` for reading works without a store: it is then empty."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -113,7 +113,7 @@ class Store:
 
     @property
     def external_memo(self) -> Path | None:
-        """The memo of digests of external inputs."""
+        """The memo file for digests of external inputs; None without a cache folder."""
         return self.memos / "external.jsonl" if self.memos is not None else None
 
     def object_path(self, digest: str) -> Path:
@@ -147,7 +147,9 @@ class Store:
         self._intact.discard(digest)
 
     def altered(self, digest: str) -> list[str]:
-        """Names of the artifact's files that are missing or altered, by reading them; a missing manifest counts."""
+        """The names of the artifact's files that are missing or altered, found by reading; a missing
+        manifest counts.
+        """
         files = committed_files(self.object_path(digest))
         return [MANIFEST] if files is None else altered_files(self.object_path(digest), files)
 
@@ -162,7 +164,7 @@ class Store:
         return lines[-1] if lines else None
 
     def computed_key(self, run: str | None, key: str | None) -> str | None:
-        """The key for which a run computed this key's artifact: another one if the artifact was accepted."""
+        """The key under which a run computed this key's artifact; another key if the artifact was accepted."""
         seen: set[str] = set()
         while run is not None and key is not None and key not in seen:
             seen.add(key)
@@ -179,10 +181,10 @@ class Store:
         return Lease(self.path / "work" / key, run_id)
 
     def commit(self, lease: Lease, manifest: Manifest, line: IndexLine) -> str:
-        """Turn a finished stage's out_dir into an artifact and return its digest; the work folder stays.
+        """Turn a finished stage's out_dir into an artifact, and return its digest; the work folder stays.
 
-        The manifest gets the lease, the files and the digest, the index line the digest and the time. Raises StageError
-        if the op wrote nothing or left links, LeaseLost if the lease is gone.
+        Lease, files and digest are added to the manifest; digest and time to the index line. Raises StageError if the
+        op wrote nothing or left links, and LeaseLost if the lease is gone.
         """
         lease.wait_for_ranks()
         lease.check()
@@ -307,7 +309,7 @@ class Store:
 
 
 def _seal(out: Path, manifest: Manifest, go_on: Callable[[], None]) -> str:
-    """Bring out_dir to disk with its manifest, and return its digest."""
+    """Sync out_dir with its manifest to disk, and return its digest."""
     files = seal_artifact_files(out, go_on)
     if not files:
         raise StageError("the op wrote nothing to stage.out_dir, so there is no artifact")
@@ -346,7 +348,7 @@ def _version(path: Path) -> Any:
 
 
 def _store_mistake(path: Path) -> str:
-    """What is wrong with a folder that has no file `format`; empty where it may become a store."""
+    """A text on why a folder without a `format` file cannot become a store; empty if it can."""
     if (path / "objects").exists():
         return f"{path}: the store has no file `format`; it was damaged, or it is not a store of dflow"
     others = path.iterdir() if path.is_dir() else ()
@@ -356,7 +358,7 @@ def _store_mistake(path: Path) -> str:
 
 
 def _check_locks(path: Path) -> None:
-    """Raises StoreError where flock is missing or does not keep a second holder out."""
+    """Check that flock works and keeps a second holder out. Raises StoreError."""
     # The second by the first: another process that makes the store may replace the file in between.
     with (path / "format").open("r+b") as first, Path(f"/proc/self/fd/{first.fileno()}").open("r+b") as second:
         try:

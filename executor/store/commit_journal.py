@@ -35,7 +35,7 @@ class PendingCommit:
     line: IndexLine
 
     def write(self, folder: Path) -> None:
-        """Leave the note in a work folder."""
+        """Write the note of a pending commit into a work folder."""
         note = {
             "out": self.out.name,
             "boot": boot_id(),
@@ -47,8 +47,9 @@ class PendingCommit:
 
     @classmethod
     def read(cls, folder: Path, key: str) -> PendingCommit | None:
-        """Read the note in a work folder; None if there is no valid note. Files that an interrupted commit added are
-        removed.
+        """Read the note of a pending commit in a work folder; None without a valid one.
+
+        Files that an interrupted commit added are removed.
         """
         note = read_object(folder / NOTE) or {}
         if note.get("boot") != boot_id():

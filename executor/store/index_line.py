@@ -37,20 +37,17 @@ class IndexLine:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> IndexLine | None:
-        """What this version of dflow knows of a line: a newer one may have written more, an older one less.
-
-        None for a line that no dflow writes.
-        """
+        """The index line in a JSON object, without fields of a newer dflow; None for a line that no dflow writes."""
         is_line = line.keys() >= NEEDS and fit(CHECKS, line)
         return cls(**known_fields(cls, line)) if is_line else None
 
     @property
     def is_pulled(self) -> bool:
-        """Whether another store computed the artifact. A line that was accepted there has a source."""
+        """Whether another store computed the artifact; lines accepted in that store name a source too."""
         return self.acceptance == PULLED or bool(self.source)
 
     def to_json(self) -> dict[str, Any]:
-        """The line, without texts that are empty."""
+        """The line as JSON, without empty texts."""
         return {name: value for name, value in attrs.asdict(self).items() if value != ""}
 
 

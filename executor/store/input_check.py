@@ -42,7 +42,7 @@ def check_before_use(
 
 
 def _stamps(store: Store, digest: str, manifest: Manifest | None) -> str | None:
-    """The stamps of an artifact's files; None where a file is missing, or is no plain file."""
+    """A hash of the stamps of an artifact's files; None where one is missing, or no regular file."""
     try:
         return None if manifest is None else stamps_of(store.object_path(digest), manifest.files)
     except OSError:

@@ -128,7 +128,7 @@ class _Artifact:
         return Finding(WORDS[what], File(shown_digest(self._digest), name), code=what)
 
     def _files(self) -> dict[str, FileEntry] | Finding:
-        """The files by the manifest, which must be those of the digest."""
+        """The files that the manifest lists, or a finding if the manifest does not match the digest."""
         if self._folder.is_symlink():
             return self._damage("its folder", "link")
         if (self._folder / MANIFEST).is_symlink():

@@ -54,7 +54,7 @@ POLL_S = 0.1
 
 @frozen(kw_only=True)
 class Holder:
-    """The content of a lease file; of an empty or half written one, the defaults."""
+    """The content of a lease file; the defaults for an empty or half written one."""
 
     token: int = 0
     id: str = ""
@@ -70,7 +70,7 @@ class Holder:
 
     @classmethod
     def read(cls, folder: Path) -> Holder:
-        """The last holder of a work folder."""
+        """Read the last holder of a work folder."""
         try:
             with open_plain(folder / "lease") as file:
                 return cls.of(file.read())
@@ -132,12 +132,12 @@ class Lease:
             return self._try_acquire()
 
     def holder_text(self) -> str:
-        """The holder by the lease file; empty if the file names none."""
+        """The holder in the lease file, as text; empty if the file names none."""
         holder = Holder.read(self.folder)
         return f"{holder} works on it" if holder.host else ""
 
     def acquire(self, on_wait: Callable[[str], None]) -> None:
-        """Wait for the lease. `on_wait` gets one line about the holder."""
+        """Wait until the lease is free, and take it. on_wait: called with one line about the holder."""
         is_reported = False
         while not self.try_acquire():
             if not is_reported and (holder := self.holder_text()):
@@ -239,7 +239,7 @@ class Lease:
         remove(gone, ignore_errors=True)  # a store that is being opened may help: remove_leftovers
 
     def set_aside(self) -> Path:
-        """Release the lease, and keep the work folder under another name that no key and no `adopt` finds."""
+        """Release the lease, and rename the work folder so that no key and no `adopt` finds it."""
         kept = self.folder.with_name(f"{self.folder.name}.{self.id[:8]}")
         with clear_errors(self.folder):
             self.folder.rename(kept)
@@ -247,7 +247,7 @@ class Lease:
         return kept
 
     def release(self) -> None:
-        """Release the lock, which counts on this machine, and note that in the lease file for other hosts."""
+        """Release the lease's lock, which works on this machine only, and note that in the file for other hosts."""
         if self._descriptor is None:
             return
         with suppress(StoreError):
@@ -276,7 +276,7 @@ class Lease:
         return True
 
     def _try_acquire_quietly(self) -> bool:
-        """False also if another host has the lease or a process of an earlier attempt is alive."""
+        """Take the lease; False if another process or host has it, or a process of an earlier attempt is alive."""
         try:
             if not self._try_acquire():
                 return False
@@ -286,7 +286,7 @@ class Lease:
         return True
 
     def _open_locked(self) -> int | None:
-        """A locked descriptor of the current lease file, or None if another process holds it.
+        """Open and lock the current lease file; returns the descriptor, or None if another process holds it.
 
         Raises StoreError where something else is in its place.
         """
@@ -322,7 +322,7 @@ class Lease:
             self._descriptor = None
 
     def _holder(self) -> Holder:
-        """The holder whose name stands in the locked file."""
+        """Read the holder in the locked lease file."""
         assert self._descriptor is not None
         return Holder.of(os.pread(self._descriptor, 65536, 0))
 
@@ -361,7 +361,7 @@ def written_from_elsewhere(folder: Path) -> bool:
 
 
 def current_holder(folder: Path) -> str:
-    """The holder of a work folder, without taking its lease; empty if there is none."""
+    """The holder of a work folder, as text, found without taking the lease; "" if there is none."""
     lease = Lease(folder, "")
     if any(_is_locked(folder / name) for name in KEPT):
         return lease.holder_text() or "a process works on it"

@@ -27,9 +27,10 @@ OUTSIDE = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|\0|[^/]{256}|[\ud800-\udfff]")
 
 @frozen(kw_only=True)
 class Manifest:
-    """The manifest of an artifact. config, launch: the node's settings, secrets by their names. metrics: as the run
-    that made it measured them. started, ended: seconds since 1970. token, lease: of the holder that committed it.
-    digest, files: empty before the commit.
+    """The manifest of an artifact. config, launch: the node's settings, with names in place of secrets.
+
+    metrics: as measured by the run that made it. started, ended: seconds since 1970. token, lease: of the holder that
+    committed it. digest, files: empty before the commit.
     """
 
     node: str
@@ -69,7 +70,9 @@ class Manifest:
 
     @classmethod
     def checked(cls, data: Any) -> Manifest:
-        """Keys that only a newer dflow knows are ignored. Raises StructureError if it is not a manifest."""
+        """The manifest in a JSON object; keys of a newer dflow are ignored. Raises StructureError for an
+        invalid one.
+        """
         if not isinstance(data, dict):
             return structure(cls, data)
         known = known_fields(cls, data)
@@ -78,26 +81,25 @@ class Manifest:
         return structure(cls, known)
 
     def write(self, folder: Path) -> None:
-        """Durably."""
+        """Write the manifest into a folder, and sync it to disk."""
         write_json(folder / MANIFEST, unstructure(self), durable=True)
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The bytes of all files together."""
         return sum(entry.size for entry in self.files.values())
 
 
 def committed_files(folder: Path) -> dict[str, FileEntry] | None:
-    """The files that an artifact's manifest names; None if there is no manifest.
+    """The files that an artifact's manifest lists; None without a manifest, or if the folder is a link.
 
-    The target of a link is no artifact. Read without a converter, since a run in which nothing runs reads it for every
-    node.
+    It uses no converter for speed: it is read for every node, even in a run in which nothing runs.
     """
     return file_entries(read_object(folder / MANIFEST)) if is_folder(folder) else None
 
 
 def file_entries(data: Any) -> dict[str, FileEntry] | None:
-    """The files of a manifest's JSON; None if it is not a manifest. Faster than a converter."""
+    """The files listed in a manifest's JSON; None if it is no manifest. Faster than a converter."""
     try:
         files = {name: FileEntry(entry["size"], entry["sha256"]) for name, entry in data["files"].items()}
     except (KeyError, TypeError, AttributeError):

@@ -55,7 +55,7 @@ def own_files(records: Path, run: str | None, key: str | None, folder: Path) -> 
 
 
 def with_own_files(own: Mapping[str, Path], folder: Path, view: Path) -> Path:
-    """A folder with an artifact and a run's own files: that of the artifact, else `view`, made of links."""
+    """A folder that shows an artifact with a run's own files: the artifact's folder, or else `view`, made of links."""
     if own == _files_in(folder):
         return folder
     folder = folder.absolute()
@@ -72,5 +72,5 @@ def with_own_files(own: Mapping[str, Path], folder: Path, view: Path) -> Path:
 
 
 def _files_in(folder: Path, below: Path | None = None) -> dict[str, Path]:
-    """The files outside the digest that no link leads to, on the way from `below` on."""
+    """The files outside the digest in a folder, by name, without links. below: where the check for links starts."""
     return {name: folder / name for name in OUTSIDE_DIGEST if is_plain(folder / name, below or folder)}

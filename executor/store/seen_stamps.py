@@ -38,7 +38,7 @@ class SeenStamps:
 
 
 def stamps_of(folder: Path, names: Iterable[str]) -> str:
-    """The hash for an artifact's folder and the files that its manifest names. Raises OSError."""
+    """A hash of the stamps of an artifact's folder and files. Raises OSError."""
     hashed = hashlib.sha256()
     for name in sorted({*names, MANIFEST}):
         stamp = Stamp.of_status(plain_status(folder, name))

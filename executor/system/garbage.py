@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Do not search; what exists at the end is never searched again, as modules live as long as the process."""
+    """Open a context without garbage collection; objects that exist at its end are exempt for good, such as modules."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -30,7 +30,7 @@ def machine_memory() -> int:
 
 @functools.cache
 def nvml() -> ModuleType | None:
-    """NVIDIA's management library, initialised; None without a driver; not imported without a device."""
+    """NVIDIA's management library, initialised; None without a driver. It is not imported without a device."""
     if not any(driver.exists() for driver in DRIVERS):
         return None
     import pynvml

@@ -15,7 +15,9 @@ SPARE_LINES = 1000
 
 
 class Memo:
-    """Append-only JSON lines; the newest line of a name is valid. Without a path nothing is cached."""
+    """A cache in a file of JSON lines, to which it only appends; the newest line of a name counts. No path:
+    no cache.
+    """
 
     def __init__(self, path: Path | None, name: str, spare_lines: int = SPARE_LINES) -> None:
         self._path = path

@@ -14,7 +14,7 @@ TAIL_BYTES = 65536
 
 
 def last_lines(log: Path, start: int) -> tuple[str, ...]:
-    """The last lines from byte `start` on, without trailing empty ones."""
+    """The last lines of a log from byte `start` on, without empty ones at the end."""
     with clear_errors(log), log.open("rb") as file:
         first = max(start, file.seek(0, 2) - TAIL_BYTES)
         file.seek(first)

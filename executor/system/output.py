@@ -42,13 +42,13 @@ STORE_OPTION: list[str] = []  # --store DIR, where commands would not find the s
 
 
 def print_lines(text: str, *, error: bool = False) -> None:
-    """Print text; the rest is dropped where the reader is gone."""
+    """Print text; if the reader is gone, the rest is dropped."""
     stream = sys.stderr if error else sys.stdout
     write_on(stream, f"{as_typed(printable(text))}\n")
 
 
 def print_json(value: Any, *, ascii_only: bool = True) -> None:
-    """Print strict JSON: null for numbers that are not finite."""
+    """Print a value as strict JSON, with null for numbers that are not finite."""
     text = json.dumps(finite(value), indent=1, ensure_ascii=ascii_only, allow_nan=False)
     write_on(sys.stdout, CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
@@ -92,17 +92,17 @@ def indented(text: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 artifact`, `4 artifacts`."""
+    """A number with its noun: `1 artifact`, `4 artifacts`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def moment(at: float) -> str:
-    """A time in seconds since 1970 as a date and a time of day."""
+    """A time in seconds since 1970, as text with date and time of day."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
 def shown_duration(seconds: float) -> str:
-    """`0.4 s`, `3 min 12 s`, `2 h 5 min`."""
+    """A duration as text: `0.4 s`, `3 min 12 s`, `2 h 5 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -117,7 +117,7 @@ def shown_digest(digest: str | None) -> str:
 
 
 def write_on(stream: IO[AnyStr], text: AnyStr) -> None:
-    """Write and flush; after the first error, further output of the stream is discarded."""
+    """Write text and flush; after the first error, all further output to the stream is discarded."""
     try:
         stream.write(text)
         stream.flush()
@@ -183,7 +183,7 @@ def _discard(number: int) -> None:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], right: Container[str] = ()) -> str:
-    """A table; columns named in `right` are aligned there. On a terminal the last column is folded to its width."""
+    """A text table. right: names of columns aligned right. On a terminal the last column is folded to fit."""
     table = [tuple(header), *map(tuple, rows)]
     widths = [max(len(row[place]) for row in table) for place in range(len(header))]
     margin = sum(widths[:-1]) + len(GAP) * (len(header) - 1)

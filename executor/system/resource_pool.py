@@ -28,7 +28,7 @@ class Share:
 
 @frozen
 class Demand:
-    """What a node uses while it runs. gpus: None for a node that reserves none and sees all."""
+    """The resources that a node uses while it runs. gpus: None for a node that reserves none and sees all."""
 
     cpus: int
     memory: int = 0
@@ -100,7 +100,7 @@ class Capacity:
 
 
 class Free:
-    """Resources that no running node uses."""
+    """The resources that no running node uses."""
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
@@ -198,7 +198,7 @@ def devices() -> tuple[str, ...]:
 
 
 def amounts(cpus: int, gpus: int, memory: int) -> str:
-    """ "2 CPUs, 0 GPUs, 24.0 GB"; memory: bytes, not shown where 0."""
+    """Resources as text, "2 CPUs, 0 GPUs, 24.0 GB". memory: bytes; left out if 0."""
     return ", ".join([_amount(cpus, "CPU"), _amount(gpus, "GPU"), *([_amount(memory, "")] if memory else [])])
 
 
@@ -212,7 +212,7 @@ def _gpu_field(launch: Launch) -> str:
 
 
 def _fewer_gpus(launch: Launch, available: int) -> str:
-    """The hint for a node that needs more GPUs than available."""
+    """A hint for a node that needs more GPUs than are available."""
     if launch.gpus is not None or launch.nproc == 1:
         return REMEDY
     ranks = available - available % launch.sp_degree

@@ -39,7 +39,7 @@ class Server(ChildGroup):
             super().__init__(command, child_environment(PYTHONUNBUFFERED="1", **environment), output=output)
 
     def wait(self) -> NoReturn:
-        """Wait until it ends, which raises ServerError: a server never ends on its own."""
+        """Wait until the server ends. Raises ServerError in any case, as a server should not end on its own."""
         self.ended_within(None)
         raise self.died()
 
@@ -51,8 +51,9 @@ class Server(ChildGroup):
 
 
 def wait_until_ready(server: Server, url: str, *, show: bool = True) -> None:
-    """Wait until the server is ready. show: print the last line of the log every few seconds. Raises ServerError where
-    it ends.
+    """Wait until the server is ready. show: print the log's last line every few seconds.
+
+    Raises ServerError where the server ends.
     """
     started = shown_at = time.monotonic()
     while not is_healthy(url):
@@ -75,7 +76,7 @@ def is_healthy(url: str) -> bool:
 
 
 def is_reachable_by_others(host: str) -> bool:
-    """Whether other machines may reach what listens at this host."""
+    """Whether other machines may reach a server that listens at this host."""
     try:
         return not ip_address(host).is_loopback
     except ValueError:
@@ -83,8 +84,8 @@ def is_reachable_by_others(host: str) -> bool:
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raises DflowError where the port is in use, where the host is not this machine's, and for an invalid port
-    or host.
+    """Check that a server can listen at a port. Raises DflowError for a port in use, and for an invalid
+    port or host.
     """
     if not 1 <= port <= LAST_PORT:
         raise DflowError(f"--port {port}: must be from 1 to {LAST_PORT}")

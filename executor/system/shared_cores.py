@@ -57,7 +57,7 @@ class SharedCores:
         return reason
 
     def give_back(self, cpus: int, *, was_used: bool) -> None:
-        """Release cores. was_used: by a stage, which has ended."""
+        """Release cores. was_used: whether a stage used them, and has ended."""
         self._held -= cpus
         if was_used:
             self._stage_ended = time.monotonic()
@@ -65,7 +65,7 @@ class SharedCores:
             self._write(folder, self._held)
 
     def close(self) -> None:
-        """Hold nothing any more."""
+        """Release all cores for good."""
         if self._file is not None:
             path, descriptor = self._file
             self._file = None
@@ -99,7 +99,7 @@ class SharedCores:
 
 @contextmanager
 def _locked() -> Iterator[Path]:
-    """The folder, while this process alone reads and writes in it. Raises OSError where there is none."""
+    """Open a context with the folder of core counts, which only this process uses. Raises OSError without a folder."""
     folder = user_cache("cores")
     if folder is None:
         raise FileNotFoundError("no cache folder that can be written to")

@@ -25,12 +25,12 @@ CHUNK = 1 << 18
 
 
 def new_mark() -> str:
-    """The value of DFLOW_STAGE in a stage's environment."""
+    """A new random mark: the value of DFLOW_STAGE in a stage's environment."""
     return os.urandom(16).hex()
 
 
 def note_mark(folder: Path, mark: str) -> None:
-    """Let `end_marked` find the processes of a mark, before they may write in a work folder. Raises OSError."""
+    """Record a stage's mark in its work folder, before the stage can write there, for `end_marked`. Raises OSError."""
     (folder / f"mark-{mark}").touch()
 
 

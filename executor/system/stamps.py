@@ -35,5 +35,5 @@ class Stamp:
 
 
 def is_settled(stamp: Stamp, now: float) -> bool:
-    """Whether any later edit must change the stamp; now: seconds since 1970, read before the stamp."""
+    """Whether any later edit of a file must change its stamp. now: seconds since 1970, read before the stamp."""
     return max(stamp.mtime_ns, stamp.ctime_ns) < int(now * 1e9) - SETTLED_AFTER_NS

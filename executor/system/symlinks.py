@@ -46,7 +46,7 @@ def plain_status(folder: Path, name: str) -> os.stat_result:
 
 
 def is_plain(path: Path, folder: Path) -> bool:
-    """Whether the path is a regular file below a folder, by no link below it and by no `..`."""
+    """Whether a path is a regular file below a folder, reached without links below it and without `..`."""
     try:
         parts = path.absolute().relative_to(folder.absolute()).parts
         plain_status(folder, "/".join(parts))
@@ -87,7 +87,7 @@ def remove_links_out_of(folder: Path) -> None:
 
 
 def refuse_links(paths: Iterable[Path], instead: str = MOVE_BACK) -> None:
-    """Raises StoreError for the first of these paths that is a link. instead: what to do about it."""
+    """Check that none of the paths is a link. Raises StoreError for the first. instead: what to do about it."""
     for path in paths:
         if path.is_symlink():
             raise StoreError(

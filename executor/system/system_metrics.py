@@ -39,7 +39,7 @@ class Used:
 
 @define
 class Watched:
-    """A running stage. pid: of its root process."""
+    """A running stage whose resource use is sampled. pid: of its root process."""
 
     pid: int
     since: float = field(factory=time.monotonic)  # time of the last sample
@@ -47,7 +47,7 @@ class Watched:
     pause: float = FIRST_S
 
     def sample(self, now: float, used: Mapping[int, Used]) -> dict[str, float]:
-        """The metrics of its processes since the last sample."""
+        """The metrics of a stage's processes since the last sample."""
         known = [self.used[pid].seconds if pid in self.used else 0.0 for pid in used]
         seconds = sum(each.seconds for each in used.values()) - sum(known)
         memory = sum(each.memory for each in used.values())

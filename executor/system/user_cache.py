@@ -44,19 +44,19 @@ def _own_folder(variable: str, default: str, names: Sequence[str]) -> Path | Non
 
 
 def compile_cache() -> dict[str, str]:
-    """The variable that names the folder of torch's compiled code; the user's own value takes precedence."""
+    """The variable that names the folder of torch's compiled code; empty if the user has set it."""
     return {COMPILED: os.environ.get(COMPILED) or str(_compiled_folder())}
 
 
 @functools.cache
 def _compiled_folder() -> Path:
-    """The folder of torch's compiled code: in the user's cache folder, else a temporary one of mode 0700."""
+    """The folder for torch's compiled code: in the user's cache, else a temporary one with mode 0700."""
     import tempfile
 
     return user_cache("compiled") or Path(tempfile.mkdtemp(prefix="dflow-compiled-"))
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether nobody else can write there."""
+    """Whether only this user can write to a folder."""
     status = folder.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & OTHERS

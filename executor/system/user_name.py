@@ -7,7 +7,7 @@ import os
 
 
 def user_name() -> str:
-    """A number where the machine knows no name, as in some containers."""
+    """The user's name; a number where the machine knows no name, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -257,7 +257,7 @@ class Contents:
         )
 
     def maker(self, state: NodeState) -> str | None:
-        """The MLflow run of the node of another run that computed a cached artifact."""
+        """The MLflow run of the node that computed a cached artifact in another run; None if unknown."""
         run = state.source_run
         if run is None:
             return None
@@ -309,7 +309,7 @@ def columns(record: Record, graph: Graph, found: Iterable[Combination]) -> tuple
 
 
 def _param(path: str) -> str:
-    """The parameter of the whole run that a value of `-s` is; empty where it is none."""
+    """The name of the whole run's parameter that a value of `-s` sets; "" if it is none."""
     owner, _, field = path.partition(".")
     if owner in TABLE_NAMES:
         return field if path == "pipeline.seed" else ""
@@ -333,9 +333,9 @@ def results(record: Record, graph: Graph, nodes: Iterable[GraphNode]) -> dict[st
 
 
 def best_results(record: Record, graph: Graph, found: Sequence[Combination]) -> list[Measured]:
-    """What judges the first combination of a sweep's table, by its short name: `tau`.
+    """The judging metrics of the best combination of a sweep, by short names such as `tau`.
 
-    Not where a node that was not swept has one.
+    Left out where a node that was not swept has such a metric.
     """
     states = record.state.nodes
     shared = _short(final_metrics(unswept(graph), states), graph)
@@ -360,7 +360,7 @@ def _short_name(judged: str) -> str:
 
 
 def _short(found: Mapping[str, tuple[str, float]], graph: Graph) -> dict[str, tuple[str, float]]:
-    """The judging metrics by short name: as `tau` what `eval/tau` judges by, of the first node that has it."""
+    """The judging metrics by short name, such as `tau` for `eval/tau`, from the first node that has one."""
     return {
         _short_name(judged): next(value for name, value in found.items() if is_judged(name, (judged,)))
         for judged in sorted(graph.judged_by)
@@ -388,7 +388,7 @@ def artifacts_read(store: Path, record: Record, node: GraphNode) -> Iterable[Dat
 
 
 def files_read(store: Path, node: GraphNode, digest: str) -> Iterable[Dataset]:
-    """The files and folders in a node's config, with their content when the artifact of that digest was computed."""
+    """The files and folders that a node's config names, with the digests recorded in the artifact's manifest."""
     manifest = Manifest.of(store / "objects" / digest)
     for field, content in ({} if manifest is None else manifest.key_parts.external).items():
         path = getattr(node.config, field) if field in node.op.fields else None
@@ -447,12 +447,12 @@ def whole_artifact(record: Record, node_id: str) -> dict[str, Path]:
 
 
 def model_name(name: str) -> str:
-    """The name without characters that are not allowed in the name of a model."""
+    """The name without characters that MLflow forbids in names of models."""
     return re.sub(r"[/:.%\"']", "_", name)[:NAME_LENGTH]
 
 
 def mlmodel(model_id: str, model: LoggedModel) -> dict[str, Any]:
-    """The file by which MLflow knows a model: its signature, and that its weights are safetensors.
+    """The content of the file MLmodel, by which MLflow knows a model: its signature, and the format of its weights.
 
     JSON of it is YAML, as MLflow reads it. Source: https://mlflow.org/docs/latest/ml/model, tensor-based signatures.
     """

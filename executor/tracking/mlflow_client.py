@@ -82,7 +82,7 @@ TRANSIENT = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDE
 
 @define
 class HeldRun:
-    """What MLflow has of a run. files_at: where its files are."""
+    """A run as MLflow has it. files_at: the place of its files."""
 
     run_id: str
     files_at: str
@@ -92,9 +92,9 @@ class HeldRun:
 
 
 class Tracker:
-    """The tracking server or database of a store's runs. sent: counts the runs, points and files sent to it.
+    """A connection to the MLflow server or database of a store. sent: counts of runs, points and files.
 
-    say: called once with each metric that has another name there than can be guessed, or that was refused.
+    say: called once with each metric whose name had to be changed, or that was refused.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Tracker:
                 return found
 
     def stage_of(self, run_id: str) -> str | None:
-        """ "active" or "deleted"; None where there is no such run."""
+        """The state of an MLflow run, "active" or "deleted"; None where it does not exist."""
         try:
             return str(self.client.get_run(run_id).info.lifecycle_stage)
         except mlflow.exceptions.MlflowException as error:
@@ -180,7 +180,7 @@ class Tracker:
         held.status = status
 
     def log_tags(self, held: HeldRun, tags: Mapping[str, str]) -> None:
-        """Set the tags that the run does not have like this."""
+        """Set those tags of a run that have other values in MLflow."""
         new = {name: value for name, value in _cut(tags).items() if held.tags.get(name) != value}
         if new:
             self.client.log_batch(held.run_id, tags=[RunTag(name, value) for name, value in new.items()])
@@ -192,7 +192,7 @@ class Tracker:
             del held.tags[name]
 
     def log_params(self, held: HeldRun, params: Mapping[str, str]) -> None:
-        """Send the parameters that the run lacks: MLflow takes no other value of one."""
+        """Send the parameters that the run lacks in MLflow, which does not allow changed values."""
         names = mlflow_names(params)
         given = {names[name]: value[:PARAM_LENGTH] for name, value in params.items()}
         new = [Param(name, value) for name, value in given.items() if name not in held.params]
@@ -231,7 +231,7 @@ class Tracker:
                 )
 
     def _names(self, names: Iterable[str]) -> dict[str, str]:
-        """The names of a run's metrics in MLflow; says which of them cannot be guessed."""
+        """The names in MLflow of a run's metrics; the user is told of names that cannot be guessed."""
         chosen = mlflow_names(names)
         for name, other in chosen.items():
             if other != _in_allowed_characters(name):
@@ -244,20 +244,20 @@ class Tracker:
             self._say(text)
 
     def log_results(self, run_id: str, results: Sequence[Measured], model_id: str | None = None) -> None:
-        """Send values without a history, at step 0; model_id: linked to that model."""
+        """Send values that have no history, at step 0. model_id: a logged model to link them to."""
         names = self._names(name for _, values in results for name in values)
         metrics = [metric for when, values in results for metric in _metrics(Point(when, 0, values), names, model_id)]
         self._log_metrics(run_id, metrics)
 
     def ready_model(self, experiment: str, digest: str) -> str | None:
-        """The id of the model with that digest; None where the experiment has none, or not all of it."""
+        """The id of the logged model with that digest; None where the experiment lacks it, or has it incompletely."""
         found = self.client.search_logged_models([experiment], f"tags.`dflow.digest` = '{digest}'", max_results=1)
         return str(found[0].model_id) if found and str(found[0].status) == "READY" else None
 
     def logged_model(self, experiment: str, name: str, digest: str, model: LoggedModel, files: ModelFiles) -> str:
-        """The id of the model with that digest, created where the experiment has none.
+        """The id of the logged model with that digest, created where the experiment has none.
 
-        Completes a model whose creation was interrupted.
+        A model whose creation was interrupted is completed.
         """
         with _locked(self._store, self._uri):
             found = self.client.search_logged_models([experiment], f"tags.`dflow.digest` = '{digest}'", max_results=1)
@@ -303,7 +303,7 @@ class Tracker:
             self.client.log_inputs(run_id, datasets=inputs)
 
     def tag_of(self, run_id: str, name: str) -> str:
-        """A tag of a run of another record; empty where there is none."""
+        """The value of an MLflow run's tag; "" where the run or tag does not exist."""
         if self.stage_of(run_id) != "active":
             return ""
         return str(self.client.get_run(run_id).data.tags.get(name, ""))
@@ -350,7 +350,7 @@ def _view(columns: Sequence[str]) -> str:
 
 
 def _columns_of(view: str) -> list[str]:
-    """The columns of a view; none of one that is not of this form."""
+    """The columns of an experiment's view; empty for a view of another form."""
     with suppress(ValueError):
         match json.loads(view):
             case {"selectedColumns": [*columns]}:
@@ -370,7 +370,7 @@ def _held(run: mlflow.entities.Run) -> HeldRun:
 
 
 def _place(tags: Mapping[str, str]) -> Place:
-    """What an MLflow run represents."""
+    """The part of a dflow run that an MLflow run represents, by its tags."""
     for kind in ("node", "combination"):
         if f"dflow.{kind}" in tags:
             return kind, tags[f"dflow.{kind}"]
@@ -426,7 +426,7 @@ def _make_database(path: Path) -> None:
 
 
 def _migrate(fresh: Path) -> None:
-    """An empty database of MLflow's."""
+    """Create an empty MLflow database in a file."""
     sqlalchemy.event.listen(sqlalchemy.engine.Engine, "connect", _without_waiting)
     try:
         MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
@@ -445,7 +445,10 @@ def _file_of(uri: str) -> Path:
 
 @contextmanager
 def _locked(store: Path, uri: str) -> Iterator[None]:
-    """A lock for creating things that several processes may create at once; beside the database, which stores share."""
+    """Open a context that holds a lock, so that only one process creates runs, experiments or databases.
+
+    The lock file is beside the database, which several stores may share.
+    """
     folder = _file_of(uri).parent if uri.startswith("sqlite:") else store
     with os.fdopen(open_own(folder / "mlflow.lock", os.O_WRONLY | os.O_CREAT), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -453,7 +456,7 @@ def _locked(store: Path, uri: str) -> Iterator[None]:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether only the connection or the server failed; else MLflow refused the data."""
+    """Whether an error concerns only connection or server; otherwise MLflow refused the data."""
     return getattr(error, "error_code", TRANSIENT[0]) in TRANSIENT
 
 
@@ -501,7 +504,9 @@ def _milliseconds(seconds: float) -> int:
 
 
 def shown_error(error: BaseException) -> str:
-    """The first line without passwords and queries; for an unreachable server its address and the reason."""
+    """The first line of an error without passwords and queries; for an unreachable server, its address and
+    the reason.
+    """
     lines: list[Any] = str(error).splitlines() or [type(error).__name__]
     line = without_credentials(str(lines[0]))
     where, why = AWAY.search(line), BROKEN.search(line) or REFUSED.search(line)

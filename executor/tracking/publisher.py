@@ -54,10 +54,9 @@ FOR_EXECUTOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # also where they
 
 @frozen
 class Report:
-    """A line that the process sends to the executor. warning: what MLflow lacks and why, None where it has everything
-    so far. is_last: nothing more will be sent.
+    """A line from the sending process to the executor. warning: what MLflow lacks and why, None for nothing so far.
 
-    note: what takes long; it says nothing else.
+    is_last: nothing more will be sent. note: what takes long; the line then says nothing else.
     """
 
     warning: str | None
@@ -66,7 +65,7 @@ class Report:
 
 
 class Display(Protocol):
-    """What shows the user messages."""
+    """An interface that shows messages to the user."""
 
     def note(self, text: str) -> None: ...
     def warn(self, text: str) -> None: ...
@@ -93,7 +92,7 @@ class Publisher:
         self._thread.start()
 
     def finish(self, give_up: Callable[[], bool], *, stopped: bool = False) -> None:
-        """Send the rest, within a bounded time; what MLflow lacks by then, or by give_up, stays in the record."""
+        """Send the rest within a bounded time. What MLflow lacks then, or when give_up says so, stays in the record."""
         within = STOPPED_WITHIN_S if stopped else END_WITHIN_S
         started = time.monotonic()
         is_noted = False
@@ -156,7 +155,7 @@ class Publisher:
                 os.write(self._process.stdin.fileno(), b"\n")
 
     def _kill(self) -> None:
-        """Kill the process; no other one is started."""
+        """Kill the sending process; it is not replaced."""
         with self._lock:
             self._is_given_up = True
             if self._process is not None:
@@ -270,10 +269,10 @@ def follow(send: Callable[[], str | None], finished: threading.Event, report: Ca
 
 
 def _listen(finished: threading.Event, written: ReportWriter) -> None:
-    """Watch standard input for the end of the run and of the executor. Not by sys.stdin: a read in progress while
-    Python ends would hold its lock.
+    """Watch standard input for the end of the run and of the executor; the report is begun when the run ends.
 
-    The report of a run that has ended is begun at once: a short run ends during mlflow's import.
+    It does not use sys.stdin: a read in progress while Python ends would hold its lock. The report starts at once, as a
+    short run ends during mlflow's import.
     """
     while os.read(0, 1024):
         finished.set()

@@ -62,9 +62,9 @@ ENDS = ("node", "combination", "run")  # the order in which runs are closed
 
 
 class Replay:
-    """Sends one run; each call of `send` brings MLflow up to date with the record.
+    """Sends one run to MLflow; each call of `send` brings MLflow up to date with the record.
 
-    is_live: the run is in progress. report: writes its report, which may begin before MLflow is there. counts: numbers
+    is_live: the run is in progress. report: writes the run's report, maybe while MLflow is still unreachable. counts:
     of runs, points and files sent. say: called with what takes long. The caller holds the record's lock.
     """
 
@@ -94,9 +94,9 @@ class Replay:
         self._sent = SentRun.read(folder) or SentRun()
 
     def send(self) -> str | None:
-        """Returns a warning where MLflow did not receive everything; the record keeps the rest.
+        """Send what MLflow lacks. Returns a warning where it did not receive everything; the record keeps the rest.
 
-        It shows no secret of the tracking URI, wherever that stands in the URI.
+        The warning shows no secret of the tracking URI.
         """
         warning = self._sent_or_warned()
         return None if warning is None else redact(warning, self._secrets)
@@ -146,7 +146,10 @@ class Replay:
 
     @cached_property
     def _tracker(self) -> Tracker:
-        """Sends everything again where MLflow no longer has the run. Raises StoreError where it was deleted there."""
+        """The tracker, made on first use; everything is sent again if MLflow no longer has the run.
+
+        Raises StoreError where the run was deleted in MLflow.
+        """
         require_own_store(self._store)
         uri = tracking_uri(self._store, self._record.state.tracking_uri, self._contents.graph.root)
         with no_collection():  # MLflow imports the rest of itself
@@ -201,7 +204,7 @@ class Replay:
         self._sent_points.clear()
 
     def _begin(self, run: MlflowRun) -> None:
-        """Find or make the run, with its parameters; it is open while it is in progress."""
+        """Find or create an MLflow run, with its parameters; it stays open while in progress."""
         held = self._held_of(run)
         if run.place not in self._is_described:
             if not held.params:  # inputs come first, so that they are there where any parameter is
@@ -212,7 +215,7 @@ class Replay:
             self._tracker.run_again(held)
 
     def _held_of(self, run: MlflowRun) -> HeldRun:
-        """The existing or a new run in MLflow, which mlflow.json names from then on."""
+        """The existing or a new run in MLflow; its id is kept in mlflow.json."""
         assert self._held is not None
         before = self._held.get(run.place)
         if before is not None and before.tags.get(RESTARTS) != run.first_tags.get(RESTARTS):
@@ -321,7 +324,9 @@ class Replay:
         return self._models[node.id]
 
     def _made_model(self, node: GraphNode, digest: str) -> str | None:
-        """Raises StageError where the op does not describe it."""
+        """The id of a node's artifact as a logged model, created if missing. Raises StageError if the op describes
+        none.
+        """
         tracker, folder, child = self._tracker, self._store / "objects" / digest, self._sent.nodes[node.id].run_id
         model_id = tracker.ready_model(self._sent.experiment, digest)
         if model_id is None:
@@ -340,8 +345,9 @@ class Replay:
     # Whole artifacts.
 
     def _upload(self, at_most: int | None) -> None:
-        """Send the whole artifacts of the nodes that the pipeline names; at_most: files, as the rest of a live run must
-        not wait long. A file that MLflow has is not sent again.
+        """Send the whole artifacts of the nodes in the pipeline's `upload`; files that MLflow has are not sent again.
+
+        at_most: the number of files in this call, so that the rest of a live run does not wait long.
         """
         assert self._held is not None
         for node in self._contents.graph.nodes.values():

@@ -44,7 +44,7 @@ def maker_tags(state: RunState, name: str) -> dict[str, str]:
 
 
 def run_note(record: Record, graph: Graph, experiment: str, parent: str) -> str:
-    """The description of a run that has ended: the user's notes first."""
+    """The description in MLflow of a run that has ended, beginning with the user's notes."""
     state = record.state
     parts = [shown_notes(graph), f"{_ending(state, record.seconds())}. {_link(experiment, parent)}"]
     unswept = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
@@ -59,7 +59,7 @@ def shown_notes(graph: Graph) -> str:
 
 
 def combination_note(combination: Combination, state: RunState, graph: Graph, experiment: str, parent: str) -> str:
-    """The description of a combination that has ended."""
+    """The description in MLflow of a combination that has ended."""
     figures = final_metrics(combination.result_nodes(graph), state.nodes)
     shown = _figures(figures, graph)
     ending = f"One combination of run {_plain(state.run)}{_plain(_open(combination, state))}"
@@ -79,7 +79,7 @@ def _open(combination: Combination, state: RunState) -> str:
 
 
 def _ended_status(state: RunState) -> str:
-    """The status of a run that has ended: one recorded as running was killed."""
+    """The status of a run that has ended; "killed" if it is recorded as running."""
     return "killed" if state.status == "running" else state.status
 
 
@@ -99,13 +99,13 @@ def _link(experiment: str, parent: str) -> str:
 
 
 def _figures(found: Mapping[str, tuple[str, float]], graph: Graph) -> str:
-    """The table of the main metrics. found: as `final_metrics` returns them."""
+    """A table of the main metrics in Markdown. found: from `final_metrics`."""
     main = main_metrics(graph, found)
     return _table(("metric", "value", "interval"), result_rows(main, graph.judged_by)) if main else ""
 
 
 def _combinations(graph: Graph, states: Mapping[str, NodeState]) -> str:
-    """The combinations of a sweep, the best first."""
+    """A table of a sweep's combinations in Markdown, the best first."""
     found = combinations(graph)
     if not found:
         return ""
