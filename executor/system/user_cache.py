@@ -44,7 +44,7 @@ def _own_folder(variable: str, default: str, names: Sequence[str]) -> Path | Non
 
 
 def compile_cache() -> dict[str, str]:
-    """The variable that names the folder of torch's compiled code; empty if the user has set it."""
+    """The variable for the folder of torch's compiled code, with the user's value, else with a folder of dflow's."""
     return {COMPILED: os.environ.get(COMPILED) or str(_compiled_folder())}
 
 

@@ -47,7 +47,7 @@ class Counts:
     full: Mapping[Kind, float]
 
     def of(self, splits: Iterable[str]) -> tuple[float, float]:
-        """The sums over some splits: trial, full."""
+        """The sums over some splits, in the trial and in the full run."""
         chosen = self.only(splits)
         return sum(chosen.trial.values()), sum(chosen.full.values())
 
@@ -129,7 +129,7 @@ class TargetForecast(TargetStated):
 
     @classmethod
     def made(cls, folder: Path, identity: str, **known: Any) -> TargetForecast:
-        """Read the statement of an artifact."""
+        """Read the forecast from a committed artifact."""
         stated = asdict(TargetStated.read(folder, identity), recurse=False)
         return cls.of(**stated, **known)
 
@@ -153,14 +153,15 @@ class Answered:
 
     @classmethod
     def read(cls, file: Path) -> Answered:
-        """Read the file of an artifact."""
+        """Read the settings from answered.json of an artifact."""
         return cls(enable_thinking=read_object(file).get("enable_thinking"))
 
 
 @frozen(kw_only=True)
 class SamplesForecast:
-    """Samples. empty: splits that are known to have none. samples: counted, after a trial. answered: where a target
-    answered.
+    """A forecast of samples. empty: splits known to have none. samples: counted, after a trial.
+
+    answered: the settings, if a target answered.
     """
 
     samples: Counts | None = None
@@ -170,7 +171,7 @@ class SamplesForecast:
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> SamplesForecast:
-        """Read the statement of an artifact."""
+        """Read the forecast from a committed artifact."""
         counts, asked = summary_splits(folder), folder / ANSWERED
         return cls(
             identity=identity,
@@ -181,7 +182,7 @@ class SamplesForecast:
 
 @frozen(kw_only=True)
 class TokensCounted:
-    """Tokenised samples, and their tokens, after a trial."""
+    """The numbers of tokenised samples and of their tokens, known after a trial."""
 
     samples: Counts
     tokens: Counts
@@ -192,10 +193,12 @@ class TokensCounted:
 
 @frozen(kw_only=True)
 class TokensForecast:
-    """Token shards. by_split: counted tokens, None before they exist. expected: by the user, or None. longest: tokens
-    of the longest sample that is kept. is_bound: vocab_size is only the most that a built-in processor may have.
-    counted: the samples and their tokens, after a trial. empty: splits that are known to have no sample.
-    eos_token_ids: None where the tokenizer is not known. prompts_only: without answers.
+    """A forecast of token shards. by_split: counted tokens, None before they exist. expected: stated by the user, or
+    None.
+
+    longest: tokens of the longest kept sample. is_bound: vocab_size is only an upper limit, for a built-in processor.
+    counted: samples and tokens, after a trial. empty: splits known to have no sample. eos_token_ids: None if the
+    tokenizer is unknown. prompts_only: without answers.
     """
 
     by_split: Mapping[str, int] | None
@@ -212,7 +215,7 @@ class TokensForecast:
 
     @classmethod
     def read(cls, folder: Path, identity: str, longest: int = 0) -> TokensForecast:
-        """Read the statement of an artifact. longest: where the caller knows it."""
+        """Read the forecast from a committed artifact. longest: if the caller knows it."""
         info = read_json(folder / "tokens.json")
         by_split: Counter[str] = Counter()
         for shard in info["shards"]:
@@ -229,7 +232,7 @@ class TokensForecast:
         )
 
     def count(self, splits: tuple[str, ...]) -> int | None:
-        """Tokens of the splits; the expected number counts for any of them."""
+        """The number of tokens in the splits; the user's expected number is used for any splits."""
         if self.by_split is None:
             return self.expected
         return sum(self.by_split.get(split, 0) for split in splits)
@@ -257,7 +260,7 @@ class FeaturesForecast:
 
     @classmethod
     def read(cls, folder: Path, identity: str, tokens: TokensForecast | None = None) -> FeaturesForecast:
-        """Read the statement of an artifact. tokens: what is known of those that were captured."""
+        """Read the forecast from a committed artifact. tokens: the forecast of the captured tokens."""
         info = read_json(folder / "features.json")
         kept = {shard["split"] for shard in info["shards"] if shard["samples"]}
         return cls(
@@ -304,7 +307,10 @@ class DraftForecast:
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> DraftForecast:
-        """Read a serving directory, or what a training wrote. Raises ConfigError and DataError for a wrong config."""
+        """Read the forecast from a committed artifact: a serving directory, or the output of a training.
+
+        identity: the artifact's digest. Raises ConfigError and DataError for a wrong config.
+        """
         config = read_config(folder / "config.json")
         training = folder / "training.json"
         trained = read_json(training) if training.is_file() else {}
@@ -337,7 +343,7 @@ class ReportForecast:
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> ReportForecast:
-        """Read a report.json."""
+        """Read the forecast from a report.json."""
         return cls(
             max_prompts=None,
             max_new_tokens=report["max_new_tokens"],
@@ -348,7 +354,7 @@ class ReportForecast:
 
 
 def by_field(mistakes: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The result of an `conflicts`: field -> its sentences, one a line."""
+    """Mistakes grouped for the result of a hook `conflicts`: field -> its sentences, one a line."""
     found: dict[str, str] = {}
     for field, sentence in mistakes:
         found[field] = f"{found[field]}\n{sentence}" if field in found else sentence
@@ -356,7 +362,7 @@ def by_field(mistakes: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def tokens_misfit(tokens: TokensForecast | None, target: TargetStated | None) -> str:
-    """Why a target cannot read tokens; empty where it can, or where that is not known."""
+    """A text on why a target cannot read tokens; empty if it can, or if that is unknown."""
     if tokens is None or target is None:
         return ""
     if tokens.eos_token_ids is None or target.eos_token_ids is None:
@@ -378,7 +384,7 @@ def pixels_misfit(target: TargetStated | None, min_pixels: int | None, max_pixel
 
 
 def are_different(one: str | None, other: str | None) -> bool:
-    """Whether two identities are those of different artifacts; False where that is not known yet."""
+    """Whether two identities belong to different artifacts; False where that is unknown."""
     if one is None or other is None or is_promised(one) != is_promised(other):
         return False
     return one != other
@@ -420,18 +426,18 @@ def pinned_model(processor: str | None, revision: str | None) -> str | None:
 
 
 def is_promised(identity: str | None) -> bool:
-    """Whether it stands for an artifact that does not exist yet."""
+    """Whether an identity stands for an artifact that does not exist yet."""
     return identity is not None and identity.startswith(PROMISED)
 
 
 def identity_of(statement: Any) -> str | None:
-    """Identity of the artifact that a statement is about; None where nothing is known."""
+    """The identity of the artifact that a forecast describes; None if nothing is known."""
     found: str | None = getattr(statement, "identity", None)
     return found
 
 
 def refuse_conflicts(found: Mapping[str, str], inputs: Artifact | None = None) -> None:
-    """Raises DataError with all that a stage's `conflicts` found. inputs: named first."""
+    """Raise DataError with all conflicts of a stage, if there are any. inputs: an artifact to name first."""
     lines = [line for sentences in found.values() for line in sentences.splitlines()]
     if not lines:
         return
@@ -445,7 +451,7 @@ def first_counted(*forecast: TokensForecast | FeaturesForecast | None) -> Tokens
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A config.json without any library. Raises DataError if it is missing or not a JSON object."""
+    """Read a config.json without any library. Raises DataError if it is missing or not a JSON object."""
     try:
         return read_object(path)
     except FileNotFoundError:
@@ -464,7 +470,10 @@ def kept_samples(artifact: Path, source: Counts) -> Counts:
 
 
 def counted_tokens(artifact: Path, samples: Counts) -> Counts:
-    """The tokens of an artifact's samples. Those of the full run are assumed as long as the trial's, by kind."""
+    """The numbers of tokens in an artifact's samples, for trial and full run.
+
+    Samples of the full run are assumed as long as the trial's of the same kind.
+    """
     tokens: Counter[Kind] = Counter()
     for row in read_jsonl(artifact / "samples.jsonl"):
         tokens[row["category"], row["split"]] += row["tokens"]
@@ -472,7 +481,7 @@ def counted_tokens(artifact: Path, samples: Counts) -> Counts:
 
 
 def _share(kind: Kind, part: Mapping[Kind, float], whole: Mapping[Kind, float]) -> float:
-    """The ratio of `part` to `whole`: of this kind, else of its category, else of all."""
+    """The ratio of `part` to `whole` for a kind; without data for its category, else for all."""
     alike = [{kind}, {other for other in whole if other[0] == kind[0]}, set(whole)]
     for kinds in alike:
         count = sum(whole.get(other, 0) for other in kinds)

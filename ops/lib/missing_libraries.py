@@ -9,9 +9,7 @@ from ops.lib.sglang.version import require_sglang
 
 
 def missing_sglang(field: str, what: str) -> dict[str, str]:
-    """Message under `field` where SGLang is needed and missing; empty otherwise. what: the part of dflow that needs it,
-    for the message.
-    """
+    """A hint, by field, to install SGLang where it is missing; else empty. what: the part of dflow that needs it."""
     try:
         require_sglang(what)
     except DataError as error:

@@ -36,10 +36,9 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @frozen
 class Table:
-    """Rows of cells under the names of the columns; numbers are right-aligned, None is a dash. Two columns
-    without names, "", are names and values.
+    """A table of a report: rows of cells under column names; numbers are aligned right, None is a dash.
 
-    Raises ConfigError for a row of another length.
+    Two columns without names, "", are names and values. Raises ConfigError for a row of another length.
     """
 
     columns: Sequence[str]
@@ -61,7 +60,7 @@ class Html:
 
 @frozen
 class Picture:
-    """A PNG, JPEG, GIF or WebP file; alt: a description for readers who cannot see it."""
+    """A picture of a report: a PNG, JPEG, GIF or WebP file. alt: a description for readers who cannot see it."""
 
     path: Path
     alt: str
@@ -185,7 +184,7 @@ def facts(values: Mapping[str, Any], names: Sequence[str] = ()) -> Table:
 
 
 def shown_value(value: Any) -> Cell:
-    """A value of a JSON file as a cell: numbers and texts unchanged, digests shortened."""
+    """A value of a JSON file as a table cell: numbers and texts unchanged, digests shortened."""
     if isinstance(value, str) and DIGEST.fullmatch(value):
         return value[:12]
     if value is None or (isinstance(value, (int, float, str)) and not isinstance(value, bool)):
@@ -194,7 +193,7 @@ def shown_value(value: Any) -> Cell:
 
 
 def shard_counts(shards: Iterable[Mapping[str, Any]]) -> tuple[Counter[str], Counter[str]]:
-    """Samples and tokens by split, of the entries of tokens.json or features.json."""
+    """The number of samples and of tokens by split, from the entries of tokens.json or features.json."""
     samples: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     for shard in shards:
@@ -222,12 +221,12 @@ def interval_text(measured: Mapping[str, Any], otherwise: str) -> str:
 
 
 def first_rows(file: Path) -> list[dict[str, Any]]:
-    """The first ROWS_READ rows."""
+    """The first ROWS_READ rows of a JSONL file."""
     return list(islice(read_jsonl(file), ROWS_READ))
 
 
 def spread(values: Sequence[float]) -> Table:
-    """The smallest, the median, the value that 95 % of them reach at most, and the largest."""
+    """A table with the smallest value, the median, the 95th percentile, and the largest."""
     found = sorted(values)
     places = {"smallest": 0, "median": (len(found) - 1) // 2, "95 % up to": -(-95 * len(found) // 100) - 1}
     return Table(("", ""), [*((name, found[place]) for name, place in places.items()), ("largest", found[-1])])

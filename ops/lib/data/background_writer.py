@@ -25,7 +25,7 @@ class BackgroundWriter:
         self._pending, self._name = self._pool.submit(write, *arguments), name
 
     def wait(self) -> None:
-        """Return when everything is on disk."""
+        """Wait until everything is on disk. Raises the error of a failed write."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()

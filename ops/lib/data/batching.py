@@ -28,7 +28,7 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int, filled: int | N
 
 
 def padded_length(length: int, pad_multiple: int) -> int:
-    """The length rounded up to a multiple."""
+    """The length rounded up to a multiple of pad_multiple."""
     return -(-length // pad_multiple) * pad_multiple
 
 

@@ -58,7 +58,7 @@ def check_no_adapter(directory: Path) -> None:
 
 
 def check_link(file: Path, directory: Path) -> None:
-    """Raises DataError for a link out of a checkpoint: a stranger's could bring a private file along.
+    """Refuse a link that leads out of a checkpoint, as a stranger's could copy a private file. Raises DataError.
 
     Weights may lie anywhere, since no private file can be read as safetensors. Hugging Face's cache has its files in
     blobs/, beside snapshots/<revision>/.
@@ -89,14 +89,14 @@ def check_reads(directory: Path) -> None:
 
 
 def _paths(key: str, value: Any) -> Sequence[Any]:
-    """What a member of a tokenizer's JSON may name files by."""
+    """The values in a member of a tokenizer's JSON that may name files."""
     if key == "init_inputs" and isinstance(value, list):
         return value
     return [value] if key.endswith("_file") else []
 
 
 def _is_outside(path: str, directory: Path) -> bool:
-    """Whether it names something that exists and is not in the directory."""
+    """Whether a path names an existing file or folder outside the directory."""
     try:
         found = Path(path).resolve()
         return found.exists() and not found.is_relative_to(directory.resolve())

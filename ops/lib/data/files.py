@@ -32,16 +32,16 @@ DEEPEST = 50  # levels of these files, which have about five
 
 
 def write_json(path: Path, data: object) -> None:
-    """Indented UTF-8 JSON with sorted keys and a last newline; written atomically.
+    """Write indented UTF-8 JSON with sorted keys, atomically.
 
-    Raises ValueError for nan and infinities, which JSON lacks: use None for a missing number.
+    Raises ValueError for NaN and infinities, which JSON lacks: use None for a missing number.
     """
     text = json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
     replace_file(path, (text + "\n").encode(), durable=True)
 
 
 def shown_json(value: Any) -> str:
-    """A value for a message, shortened: it may be large, or nested too deeply for `repr`."""
+    """A value as short text for a message; the value may be large, or nested too deeply for `repr`."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 100
     return short.repr(value)
@@ -134,7 +134,7 @@ def write_jsonl(path: Path, rows: Iterable[object]) -> None:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of an artifact's JSONL file; only a newline ends a line, not Unicode's other separators.
+    """Read the objects of an artifact's JSONL file. Only a newline ends a line, not Unicode's other separators.
 
     Raises DataError, with the line, for anything else: the artifact may come from somebody else.
     """
@@ -147,7 +147,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link, or a copy if the file system has none. For files that are never changed again."""
+    """Make a hard link, or a copy if the file system has no links. For files that are never changed again."""
     try:
         os.link(source, target)
     except OSError:

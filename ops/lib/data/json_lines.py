@@ -40,7 +40,7 @@ def what_is_broken(error: json.JSONDecodeError) -> str:
 
 
 def parse_line(line: bytes) -> tuple[Any, str]:
-    """The value of a line, or the mistake in it."""
+    """The value of a JSON line and "", or None and the mistake in it."""
     try:
         return json.loads(line.decode("utf-8")), ""
     except UnicodeDecodeError as error:

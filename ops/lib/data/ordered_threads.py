@@ -15,7 +15,7 @@ AHEAD = 2  # items waiting for each worker, so that none is idle while a shard i
 
 
 def available_cores() -> int:
-    """Cores that this process may use; all of the machine if the system has no such set."""
+    """The number of cores that this process may use; all of the machine where the system does not restrict them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -75,7 +75,7 @@ def _dropped_samples(dropped: Counter[str], total: int, remedies: Mapping[str, s
 
 
 class Unusable(Exception):
-    """A sample has to be dropped. reason: one of a small set; detail: specific to this sample."""
+    """An error: a sample has to be dropped. reason: one of a small set. detail: specific to this sample."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -85,7 +85,7 @@ class Unusable(Exception):
 
 @contextmanager
 def of_sample(sample_id: str) -> Iterator[None]:
-    """Names the sample in a DataError from within."""
+    """Open a context that adds the sample's id to a DataError raised inside."""
     try:
         yield
     except DataError as error:
@@ -104,7 +104,7 @@ def summary_splits(artifact: Path) -> dict[str, int] | None:
 
 
 def source_splits(artifact: Path) -> dict[str, int] | None:
-    """Samples of the whole source by split, as `ingest` counts them with max_samples; None for any other artifact."""
+    """The samples of the whole source by split, as `ingest` counts them with max_samples; None without that count."""
     file = artifact / "source.json"
     if not file.is_file():
         return None
@@ -135,7 +135,7 @@ class Tally:
         self._table.write_text("id,reason,detail\n", encoding="utf-8")
 
     def keep(self, split: str, *, is_read: bool = True) -> None:
-        """Counts a kept sample of a split. is_read: False for a sample that only passes through."""
+        """Count a kept sample of a split. is_read: False for a sample that only passes through."""
         self.splits[split] += 1
         self._unread += not is_read
 
@@ -191,7 +191,7 @@ class Tally:
         self._stage.log(figures, step=0)
 
     def _report(self) -> None:
-        """Logs what a user should know before later nodes run."""
+        """Log the facts that a user should know before later nodes run."""
         counts = ", ".join(f"{split} {self.splits[split]}" for split in SPLITS)
         self._stage.info(f"kept {counts}")
         for line in self.reasons().splitlines():
@@ -208,7 +208,7 @@ class Tally:
                 self._stage.info(f'the split "{split}" is empty; {why}')
 
     def account(self) -> str:
-        """The reasons, the first samples with their details, and the file that lists all."""
+        """The account of dropped samples as text: reasons, first samples with details, and the file that lists all."""
         if not self.dropped:
             return ""
         return "\n".join([self.reasons(), "the first of them:", *self._shown, f"all of them: {self._table}"])

@@ -42,7 +42,7 @@ class SharedShards:
     _claims: dict[str, tuple[int, int]] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        """Report for work, and remove what a worker of this number left unfinished in an earlier attempt."""
+        """Register this worker, and remove files that a worker of its number left unfinished in an earlier attempt."""
         for file in self.stage.work_dir.glob("*.partial-*"):
             number = int(file.name.rpartition("-")[2])
             if number == self.stage.worker or number >= self.stage.workers:
@@ -85,7 +85,7 @@ class SharedShards:
             pause(self.stage.stop_requested)
 
     def give(self, name: str, value: object) -> None:
-        """Leave a JSON value for the worker that writes the artifact."""
+        """Store a JSON value for the worker that writes the artifact."""
         write_json(self.stage.shared_dir / f"{name}-{self.stage.worker}.json", value)
 
     def given(self, name: str) -> list[Any]:
@@ -131,7 +131,9 @@ class SharedShards:
         return self._claims[name][1] in self.stage.lost_workers()
 
     def _unpublished(self, files: Sequence[Path]) -> list[Path]:
-        """Files not published yet, by a listing. NFS remembers for a while that a single file did not exist."""
+        """The files that are not published yet, found by a listing: NFS may report a new file as missing
+        for a while.
+        """
         found = _names(self.stage.work_dir) if files else set()
         return [file for file in files if file.name not in found]
 
@@ -146,14 +148,14 @@ def waited(items: Iterable[T | None], stop_requested: Callable[[], bool]) -> Ite
 
 
 def pause(stop_requested: Callable[[], bool]) -> None:
-    """Wait for other workers for a moment. Raises StopRequested."""
+    """Wait briefly for other workers. Raises StopRequested."""
     if stop_requested():
         raise StopRequested("stopped while waiting for other workers; finished shards are kept")
     time.sleep(POLL_S)
 
 
 def partial_path(path: Path, worker: int) -> Path:
-    """Path to which a worker writes a shard before it is published."""
+    """The path to which a worker writes a shard before it is published."""
     return path.with_suffix(f".partial-{worker}")
 
 

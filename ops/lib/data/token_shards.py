@@ -83,7 +83,7 @@ class TokenReader:
         return parts["input_ids"].to(torch.int64), parts["loss_mask"].to(torch.bool)
 
     def _shard(self, shard: Path) -> tuple[Any, dict[str, Tensor]]:
-        """An open shard and its offsets."""
+        """An open shard and its offsets, opened on first use."""
         if shard not in self._files:
             self._files[shard] = safe_open(shard, framework="pt")
             self._offsets[shard] = stored_offsets(self._files[shard])
@@ -144,5 +144,5 @@ def write_token_shard(
 
 
 def _ends(lengths: list[int]) -> Tensor:
-    """0 and the running sums, int64 [N + 1]."""
+    """The row bounds: 0 and the running sums of the lengths, int64 [N + 1]."""
     return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)

@@ -56,7 +56,7 @@ class Algorithm(Protocol):
     source: ClassVar[str]  # the address of its paper or of its authors' code; empty: there is none
 
     def layout(self, block_size: int) -> Layout:
-        """Layout of a block of `block_size` verified tokens: which slot predicts which token."""
+        """The layout of a block of `block_size` verified tokens: which slot predicts which token."""
 
     def metrics(self, with_teacher: bool) -> tuple[str, ...]:
         """The names of the metrics that the algorithm's loss gives for each token, in order.
@@ -65,14 +65,17 @@ class Algorithm(Protocol):
         """
 
     def mistakes(self, draft: DraftConfig) -> list[str]:
-        """What does not fit in this draft, each as "field: what is wrong"."""
+        """The mistakes of the algorithm's fields in this draft, each as "field: what is wrong"."""
 
     def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
         """The algorithm's serving config.json, made from that of plain DFlash."""
 
     @classmethod
     def from_serving(cls, data: Mapping[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
-        """The algorithm of a config.json, and that of plain DFlash: the inverse. Raises KeyError or TypeError."""
+        """The algorithm of a config.json, and the config.json of plain DFlash without it; the inverse of `to_serving`.
+
+        Raises KeyError or TypeError.
+        """
 
     def slot_flops(self, draft: DraftConfig) -> float:
         """Floating-point operations of one slot, forward and backward, apart from the backbone and the head."""
@@ -80,7 +83,9 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class InSpeculators(Protocol):
-    """What the config of an algorithm that speculators has too adds: the format of speculators can express it."""
+    """A mixin for the config of an algorithm that the library speculators supports too, so that its format can be
+    written.
+    """
 
     speculators_type: ClassVar[str]
     speculators_architecture: ClassVar[str]
@@ -90,7 +95,7 @@ class InSpeculators(Protocol):
 
 
 def algorithm_names() -> tuple[str, ...]:
-    """The algorithms that come with dflow, then the pipeline's own."""
+    """The names of the algorithms that come with dflow, then of the pipeline's own."""
     return (*CONFIGS, *own_algorithms())
 
 
@@ -111,7 +116,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 
 def own_options(name: str) -> type | None:
-    """The class of the table of trainings with an own algorithm; None where it has none. Raises ConfigError."""
+    """The options class of a user's algorithm, for its table in trainings; None without one. Raises ConfigError."""
     found = _own(name, "Options")
     lacks = [] if found is None else [each for each in ("base", "needs_teacher", "sizes") if not _has(found, each)]
     if found is not None and lacks:
@@ -126,14 +131,14 @@ def _has(cls: type, name: str) -> bool:
 
 
 def _place(name: str, suffix: str = "") -> str:
-    """Place of a class of an algorithm, as "module:name"."""
+    """The place of an algorithm's class, as "module:name"."""
     if name in CONFIGS:
         return CONFIGS[name]
     return f"{name}.config:{''.join(map(str.capitalize, name.split('_')))}{suffix}"
 
 
 def _own(name: str, suffix: str = "") -> Any:
-    """A class of an own algorithm's config.py; None for one with a suffix that is not there. Raises ConfigError."""
+    """A class in the config.py of a user's algorithm; None if one with a suffix is missing. Raises ConfigError."""
     wanted, where = _place(name, suffix).rpartition(":")[2], own_algorithms()[name] / "config.py"
     try:
         named_function(f"{name}.config:__name__")
@@ -153,7 +158,7 @@ def _own(name: str, suffix: str = "") -> Any:
 
 
 def place_in(error: BaseException) -> str:
-    """Place where code in an own algorithm's folder raised, as "file:line: "; empty where none did."""
+    """The place in a user's algorithm folder where an error was raised, as "file:line: "; "" for none."""
     files = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         files.append((error.filename or "", error.lineno or 1))
@@ -162,12 +167,12 @@ def place_in(error: BaseException) -> str:
 
 
 def plain() -> Algorithm:
-    """Plain DFlash."""
+    """The config of plain DFlash."""
     return algorithm_class(DFLASH)()
 
 
 def name_and_fields(algorithm: Algorithm) -> dict[str, Any]:
-    """What a reader is shown of an algorithm: its name, and its config's fields."""
+    """A description of an algorithm for readers: its name and its config's fields."""
     cls = type(algorithm)
     assert attrs.has(cls)
     return {"algorithm": algorithm.name, **{each.name: getattr(algorithm, each.name) for each in attrs.fields(cls)}}

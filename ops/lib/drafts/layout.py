@@ -22,10 +22,12 @@ class Layout:
 
 
 def masks_first(block_size: int) -> Layout:
-    """Slot 0 is the anchor's and predicts nothing: every further slot predicts the token at its own position."""
+    """The layout of plain DFlash: slot 0 is the anchor's, and each later slot predicts the token at its own
+    position.
+    """
     return Layout(queries=block_size, first=1, shift=0)
 
 
 def anchor_first(block_size: int) -> Layout:
-    """Slot 0 predicts too: every slot predicts the token behind its position, with one slot less."""
+    """The layout in which slot 0 predicts too: each slot predicts the token after its position, with one slot fewer."""
     return Layout(queries=block_size - 1, first=0, shift=1)

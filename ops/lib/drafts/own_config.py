@@ -22,7 +22,9 @@ LOGGED_OF_SLOTS = ("accuracy_slot_", "loss_slot_")
 
 
 def try_config(name: str) -> None:
-    """Call all that config.py has, for a draft of usual sizes. Raises ConfigError with what is wrong first."""
+    """Call all that an algorithm's config.py defines, for a draft of usual sizes. Raises ConfigError for the first
+    fault.
+    """
     cls = algorithm_class(name)
     own_options(name)
     with placed(f"{own_algorithms()[name] / 'config.py'}: {cls.__name__}"):
@@ -82,7 +84,7 @@ def expect(is_so: bool, what: str) -> None:
 
 @contextmanager
 def placed(place: str) -> Iterator[None]:
-    """Raises ConfigError with the file and line of the user's code, or else `place`, for whatever is raised."""
+    """Open a context that turns any error into ConfigError, with the place in the user's code, or else `place`."""
     try:
         yield
     except ConfigError as error:

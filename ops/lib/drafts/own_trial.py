@@ -46,7 +46,10 @@ class Training:
 
 
 def mistake_of(folder: Path, block_size: int, layers: int, training: Training) -> str:
-    """What goes wrong first in a draft of this block size and number of layers; no other folder is known."""
+    """The first mistake in trying a draft of this block size and layer count; "" for none.
+
+    Only this folder's algorithm is registered then.
+    """
     use_draft_folders([folder / INIT])
     try:
         for file in FILES:
@@ -65,7 +68,7 @@ def mistake_of(folder: Path, block_size: int, layers: int, training: Training) -
 
 
 def _try_functions(folder: Path, config: DraftConfig, training: Training) -> None:
-    """Make a draft, and call its functions with random states on the CPU."""
+    """Make a draft with random weights, and call its functions with random states on the CPU."""
     import torch
 
     from ops.lib.drafts.backbone.load import random_draft

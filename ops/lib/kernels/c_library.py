@@ -106,7 +106,7 @@ def compiled_library(sources: Sequence[bytes | None], *flags: str) -> tuple[str,
 
 
 def _compiler() -> list[str]:
-    """The command of $CC, or else of the first C compiler on the path; empty without one."""
+    """The compiler command in $CC, or else the first C compiler on the path; empty without one."""
     wanted = shlex.split(os.environ.get("CC", ""))
     for command in [wanted] if wanted else [[name] for name in COMPILERS]:
         if shutil.which(command[0]):
@@ -115,7 +115,7 @@ def _compiler() -> list[str]:
 
 
 def _load(command: list[str], source: bytes, flags: tuple[str, ...]) -> ctypes.CDLL:
-    """The compiled source. The file is removed after loading.
+    """Compile a C source and load the library; the file is removed after loading.
 
     Raises OSError or subprocess.SubprocessError if the compiler or the loader fails.
     """

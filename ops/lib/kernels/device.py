@@ -47,7 +47,7 @@ def compiled(
 
 
 def leave_open(tensor: Tensor, *dimensions: int) -> None:
-    """Makes torch.compile treat these sizes of a tensor as dynamic and independent."""
+    """Make torch.compile treat these sizes of a tensor as dynamic and independent."""
     for dimension in dimensions:
         torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 

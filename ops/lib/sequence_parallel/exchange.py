@@ -62,7 +62,7 @@ def flat_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 @define
 class Sent:
-    """Count of elements that this rank has sent to others, in forward and backward passes."""
+    """A count of the elements that this rank has sent to others, in forward and backward passes."""
 
     forward: int = 0
     backward: int = 0
@@ -96,19 +96,19 @@ class Alone:
 
 @frozen(eq=False)
 class Gather(Alone):
-    """All-gather of the context's keys and values; blocks stay local."""
+    """An exchange by all-gather of the context's keys and values; blocks stay local."""
 
     group: dist.ProcessGroup
 
     def context(self, k_GtD: Tensor, v_GtD: Tensor) -> tuple[Tensor, Tensor]:
-        """[G, t, D] each -> [G, T, D] each."""
+        """Gather keys and values: [G, t, D] each become [G, T, D] each."""
         G, _, D = k_GtD.shape
         both_P2GtD = _AllGather.apply(torch.stack([k_GtD, v_GtD]), self.group, self.sent)
         k_GTD, v_GTD = both_P2GtD.permute(1, 2, 0, 3, 4).reshape(2, G, -1, D).unbind()
         return k_GTD, v_GTD
 
     def seen(self, per_rank: Sequence[ContextRange]) -> ContextRange:
-        """The context that the blocks of this rank see."""
+        """The context that this rank's own blocks see."""
         return per_rank[dist.get_rank(self.group)]
 
 
@@ -123,7 +123,7 @@ class Ulysses(Alone):
     group: dist.ProcessGroup
 
     def context(self, k_GtD: Tensor, v_GtD: Tensor) -> tuple[Tensor, Tensor]:
-        """[G, t, D] each -> [e, T, D] each."""
+        """Exchange tokens for heads in the context: [G, t, D] each become [e, T, D] each."""
         G, t, D = k_GtD.shape
         P = dist.get_world_size(self.group)
         both_2EtD = torch.stack([k_GtD, v_GtD]).repeat_interleave(_copies(G, P), dim=1)
@@ -148,14 +148,14 @@ class Ulysses(Alone):
         return q_BKhD, k_BKeD, v_BKeD
 
     def back(self, out_NKHD: Tensor) -> Tensor:
-        """[P*N, K, h, D] -> [N, K, H, D]: the inverse of what `blocks` does to the queries."""
+        """Return outputs to their ranks: [P*N, K, h, D] becomes [N, K, H, D], inverse to `blocks` of the queries."""
         B, K, h, D = out_NKHD.shape
         P = dist.get_world_size(self.group)
         got_PNKhD = _AllToAll.apply(out_NKHD.reshape(P, B // P, K, h, D), self.group, self.sent)
         return got_PNKhD.permute(1, 2, 0, 3, 4).reshape(B // P, K, P * h, D)
 
     def seen(self, per_rank: Sequence[ContextRange]) -> ContextRange:
-        """What all ranks' blocks see, in rank order."""
+        """The context that all ranks' blocks see, in rank order."""
         return ContextRange(
             start_N=torch.cat([seen.start_N for seen in per_rank]), end_N=torch.cat([seen.end_N for seen in per_rank])
         )
@@ -269,7 +269,7 @@ class _AllGather(torch.autograd.Function):
 
 
 def _swap(parts_P: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All-to-all over dimension 0, of size P."""
+    """Exchange the P parts along dimension 0 between all ranks."""
     parts_P = parts_P.contiguous()
     got_P = torch.empty_like(parts_P)
     dist.all_to_all_single(got_P, parts_P, group=group)
@@ -277,7 +277,7 @@ def _swap(parts_P: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _to_others(parts_P: Tensor) -> int:
-    """Elements of all parts except this rank's."""
+    """The number of elements in all parts except this rank's."""
     return parts_P.numel() - parts_P[0].numel()
 
 

@@ -107,11 +107,11 @@ class ParallelTarget:
         return F.cross_entropy(logits_TV.to(exact), labels_T, reduction="sum")
 
     def hold(self) -> None:
-        """The next backward passes accumulate their gradients on this rank, in full size."""
+        """Let the next backward passes accumulate unsharded gradients on this rank, without communication."""
         self._reduce_gradients(False)
 
     def release(self) -> None:
-        """The next backward pass is the step's last: its end reduces all accumulated gradients."""
+        """Announce the step's last backward pass, whose end reduces all accumulated gradients."""
         self._reduce_gradients(True)
 
     def _reduce_gradients(self, now: bool) -> None:
@@ -151,14 +151,14 @@ class ParallelTarget:
         return args, {**kwargs, "inputs_embeds": kwargs["inputs_embeds"] + nothing}
 
     def _precision(self) -> AbstractContextManager[Any]:
-        """Autocast for one process; otherwise FSDP2 gathers the masters in the compute dtype."""
+        """A context for the compute dtype: autocast for one process; with several, FSDP2 casts the weights itself."""
         if self.world_size > 1 or self.dtype == torch.promote_types(self.dtype, torch.float32):
             return nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
 
 def answer_tokens(inputs: ModelInputs) -> int:
-    """Number of tokens of a batch that `answer_loss` sums over, on all sp ranks of a row together."""
+    """The number of answer tokens in a batch that `answer_loss` sums over, on all sp ranks of a row together."""
     return int(inputs.loss_mask[:, 1:].sum())
 
 
@@ -186,10 +186,10 @@ def _empty_sample() -> ModelInputs:
 
 
 def _shard(model: PreTrainedModel, flat: DeviceMesh, dtype: torch.dtype) -> None:
-    """Gathers each decoder layer and vision block separately, the rest at once.
+    """Shard the model: each decoder layer and vision block by itself, the rest as one.
 
-    Weights are gathered in the compute dtype, gradients reduced in that of the masters. Activations keep the
-    dtypes of the model's own code, which has rotary angles in float32.
+    Weights are gathered in the compute dtype, gradients reduced in the masters' dtype. Activations keep the dtypes of
+    the model's own code, which has rotary angles in float32.
     """
     masters = torch.promote_types(dtype, torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=masters, cast_forward_inputs=False)
@@ -200,6 +200,6 @@ def _shard(model: PreTrainedModel, flat: DeviceMesh, dtype: torch.dtype) -> None
 
 
 def _share_sequences(target: Target) -> None:
-    """Uses Ulysses for attention of the language model; not for the vision tower, since every rank runs all images."""
+    """Use Ulysses in the attention of the language model, but not in the vision tower: every rank runs all images."""
     parts = {"text_config": ULYSSES, "vision_config": "sdpa"}
     target.model.set_attn_implementation(parts if target.family.has_vision else ULYSSES)

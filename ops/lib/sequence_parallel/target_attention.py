@@ -34,7 +34,7 @@ ULYSSES = "ulysses"
 
 @frozen(eq=False)
 class Slice:
-    """Part of every sequence that this rank has, tokens [start, end)."""
+    """The part of every sequence that this rank has, tokens [start, end)."""
 
     exchange: Ulysses
     family: Family

@@ -43,15 +43,15 @@ RESERVED_BLOCKS = 3
 
 
 class DflashRefused(DataError):
-    """SGLang does not support the draft's algorithm on this device."""
+    """An error: SGLang does not support the draft's algorithm on this device."""
 
 
 class DraftRefused(DataError):
-    """SGLang does not start with this target and this draft."""
+    """An error: SGLang does not start with this target and this draft."""
 
 
 class NoRoom(DataError):
-    """Memory is not enough for the target, the draft or their pools."""
+    """An error: memory is too small for the target, the draft or their pools."""
 
 
 @frozen(eq=False)
@@ -69,7 +69,7 @@ class SeenContext:
 
 @define(eq=False)
 class DflashEngine:
-    """A target and a draft of SGLang's in this process; a context manager, because only one engine can be open."""
+    """A target and a draft, run by SGLang in this process; a context manager, as only one engine can be open."""
 
     server_args: ServerArgs
     target: TpModelWorker
@@ -140,7 +140,7 @@ class DflashEngine:
         self.close()
 
     def close(self) -> None:
-        """Releases everything, so that another model can be started in this process."""
+        """Release everything, so that another model can be started in this process."""
         del self.target, self.worker
         leave()
 
@@ -151,7 +151,7 @@ class DflashEngine:
 
     @property
     def block_size(self) -> int:
-        """The block that the worker drafts and verifies, the anchor included."""
+        """The number of tokens that the worker drafts and verifies at once, including the anchor."""
         return self.worker.block_size
 
     @property
@@ -181,7 +181,9 @@ class DflashEngine:
     def context_of(
         self, sample: TokenSample, max_new_tokens: int = 0, eos_token_ids: Collection[int] = ()
     ) -> SeenContext:
-        """The draft's inputs for a sample's prompt and answer: the features and positions behind its keys."""
+        """The draft's inputs for a sample's prompt and answer: the features and positions that its keys are
+        made from.
+        """
         features: list[Tensor] = []
         seen_positions: list[Tensor] = []
 
@@ -198,7 +200,7 @@ class DflashEngine:
     def _decode_together(
         self, samples: Sequence[TokenSample], max_new_tokens: int, eos: frozenset[int]
     ) -> list[Decoded]:
-        """The answers to prompts decoded as one batch; a finished request leaves it."""
+        """The answers to prompts decoded as one batch; a finished request leaves the batch."""
         try:
             requests = [
                 make_request(sample, sample.input_ids[: sample.prompt_tokens], self.vision, max_new_tokens + 1)
@@ -248,7 +250,7 @@ class DflashEngine:
 
 
 def tokens_of(sample: TokenSample, max_new_tokens: int, block_size: int, page_size: int = 1) -> int:
-    """Pool tokens that a request needs until it is done."""
+    """The pool tokens that a request needs until it is done."""
     return padded_length(sample.prompt_tokens + max_new_tokens + RESERVED_BLOCKS * block_size, page_size)
 
 
@@ -257,7 +259,7 @@ def _is_done(tokens: Sequence[int], max_new_tokens: int, eos: frozenset[int]) ->
 
 
 def _arguments(kind: type[DraftWorker], target_dir: Path, draft_dir: Path, **further: Any) -> ServerArgs:
-    """The server's arguments; SGLang rejects them if it does not support the algorithm on this device."""
+    """The server's arguments. Raises DflashRefused where SGLang rejects the algorithm on this device."""
     name = kind.algorithm.name
     try:
         return make_server_args(

@@ -68,7 +68,7 @@ def compare_forward(
 
 
 def context_lengths(config: DraftConfig, longest: int) -> list[int]:
-    """Lengths that distinguish the kinds of attention: below and above a block and a window, none above `longest`."""
+    """Context lengths that show all kinds of attention: below and above a block and a window, at most `longest`."""
     lengths = {1, LONG_CONTEXT, *(int(share * config.block_size) for share in SHARES_OF_BLOCK)}
     if config.slides and config.sliding_window is not None:
         lengths |= {config.sliding_window - 1, config.sliding_window + config.block_size}
@@ -84,7 +84,7 @@ def describe(config: DraftConfig) -> str:
 
 @torch.inference_mode()
 def sglang_hidden(engine: DflashEngine, features_TF: Tensor, anchor: int, config: DraftConfig) -> Tensor:
-    """Hidden states [K - 1, M] of SGLang's draft, after its final norm, for one block behind the context."""
+    """The states [K - 1, M] of SGLang's draft, after its final norm, for one block after the context."""
     worker, runner, layout = engine.worker, engine.worker.own.draft_model_runner, config.layout()
     length, device = len(features_TF), runner.device
     total = length + layout.queries
@@ -120,13 +120,13 @@ def sglang_hidden(engine: DflashEngine, features_TF: Tensor, anchor: int, config
 
 @torch.inference_mode()
 def _hidden(draft: DraftModel, features_TF: Tensor, embeds: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Hidden states of dflow's draft, computed in dtype, float32 [K - 1, M]."""
+    """The states of dflow's draft for one block, computed in dtype, as float32 [K - 1, M]."""
     context = draft.context_kv(features_TF.to(dtype), torch.arange(len(features_TF)))
     anchor_M, mask_M = embeds.to(dtype)
     return draft.propose(anchor_M, mask_M, context).float()
 
 
 def _embeddings(engine: DflashEngine, ids: list[int]) -> Tensor:
-    """Rows [len(ids), M] of the target's embedding as SGLang holds it."""
+    """The rows [len(ids), M] of the target's embedding in SGLang."""
     embed = engine.target.model_runner.model.get_input_embeddings()
     return embed(torch.tensor(ids, device=engine.worker.own.draft_model_runner.device))

@@ -27,7 +27,7 @@ _handed_over: ContextVar[dist.Store] = ContextVar("_handed_over")
 
 @contextmanager
 def meeting_in(store: dist.Store, rank: int) -> Iterator[None]:
-    """Opens a context in which SGLang's process group uses this store.
+    """Open a context in which SGLang's process group uses this store.
 
     All its ranks must be this user's processes. Raises as `own_peers` does.
     """
@@ -49,7 +49,7 @@ def meeting_in(store: dist.Store, rank: int) -> Iterator[None]:
 
 @contextmanager
 def on_this_host() -> Iterator[None]:
-    """Opens a context in which gloo and nccl use only the loopback interface, whatever the user's environment names."""
+    """Open a context in which gloo and nccl use only the loopback interface, whatever the environment says."""
     with environment({**LOOPBACK_ONLY, "NCCL_RAS_ENABLE": "0", "NCCL_COMM_ID": None}):
         yield
 
@@ -74,7 +74,7 @@ def _set(values: Mapping[str, str | None]) -> None:
 
 
 def _name(store: dist.Store, rank: int) -> str:
-    """A name that no other group on this machine has."""
+    """A name for a process group that no other group on this machine has."""
     if rank == 0:
         store.set("name", uuid.uuid4().hex)
     return store.get("name").decode()

@@ -103,7 +103,7 @@ def kernel_args(device: str, dtype: str) -> dict[str, Any]:
 
 
 def float32_refusal(model_dir: Path, device: str) -> str | None:
-    """Why SGLang cannot run a checkpoint in float32 on the device; None if it can."""
+    """A text on why SGLang cannot run a checkpoint in float32 on the device; None if it can."""
     if device == "cuda" and TargetSizes.of(read_config(model_dir)).state_per_sequence:
         return "SGLang's linear attention on a GPU does not support float32"
     return None
@@ -119,14 +119,14 @@ def _requests_with_states(sizes: TargetSizes, max_requests: int, speculative: bo
 
 
 def context_length(model_dir: Path, trust_remote_code: bool = False) -> int:
-    """SGLang's limit of tokens in a sequence of this checkpoint."""
+    """SGLang's limit for the number of tokens in a sequence of this checkpoint."""
     config = AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
     return int(get_context_length(config.get_text_config()))
 
 
 @frozen
 class Place:
-    """Device and ranks of this process's models."""
+    """The device and ranks of this process's models."""
 
     model_config: ModelConfig
     mem_fraction_static: float

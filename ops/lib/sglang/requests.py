@@ -25,7 +25,7 @@ from ops.lib.sglang.adapter import adapter
 
 @frozen
 class VisionTokens:
-    """Image tokens of a model, from its config."""
+    """The image tokens of a model and their sizes, from its config."""
 
     model_type: str
     image_token_id: int
@@ -37,7 +37,7 @@ class VisionTokens:
 
     @classmethod
     def of(cls, hf_config: Any) -> VisionTokens | None:
-        """The tokens of a vision model, None for a text model. `hf_config` is that of SGLang's ModelConfig."""
+        """The image tokens of a vision model; None for a text model. hf_config: from SGLang's ModelConfig."""
         vision = getattr(hf_config, "vision_config", None)
         if vision is None:
             return None
@@ -67,7 +67,7 @@ class VisionTokens:
 
 
 def _channels(vision: Any) -> int:
-    """Channels of a pixel, under another name in Qwen2.5-VL."""
+    """The channels of a pixel; Qwen2.5-VL has another name for the field."""
     return int(getattr(vision, "in_channels", None) or vision.in_chans)
 
 
@@ -88,9 +88,9 @@ def make_request(sample: TokenSample, input_ids: Tensor, vision: VisionTokens | 
 def greedy_request(
     name: str, input_ids: Tensor, padded_ids: array[int], images: MultimodalInputs | None, max_new_tokens: int
 ) -> Req:
-    """Creates a greedy request for `input_ids` int64 [S].
+    """A greedy request for `input_ids` int64 [S].
 
-    padded_ids: the same with SGLang's padding values in the places of the images.
+    padded_ids: the ids with SGLang's padding values in place of image tokens.
     """
     request = Req(
         rid=name,

@@ -112,7 +112,7 @@ class SglangRuntime:
         self.close()
 
     def close(self) -> None:
-        """Releases everything, so that another model can be started in this process."""
+        """Release everything, so that another model can be started in this process."""
         self.runner = None
         leave()
 
@@ -170,7 +170,7 @@ class SglangRuntime:
         return bool(flags.item())
 
     def check_length(self, name: str, tokens: int) -> None:
-        """Raises DataError for a sample too long for a pass."""
+        """Check that a sample fits one pass. Raises DataError."""
         if tokens > self.context_length or self._paged(tokens) > self.pool_tokens:
             raise DataError(
                 f"sample {name}: {tokens} tokens, and the runtime was started for samples of {self.context_length} "
@@ -194,7 +194,7 @@ class SglangRuntime:
         return output.input_token_logprobs[: len(sample.input_ids) - 1].float().cpu()
 
     def prefill(self, samples: Sequence[TokenSample]) -> None:
-        """The passes of `states` without keeping or copying states: the baseline for the speed of `states`."""
+        """Run the passes of `states` without keeping states: the baseline for the speed of `states`."""
         keep_no_layers(self.model)
         mm_schedule.embedding_cache.clear()
         with torch.inference_mode():
@@ -207,7 +207,7 @@ class SglangRuntime:
     def prepared(
         self, requests: Sequence[Req], mode: CaptureHiddenMode | None = None
     ) -> Iterator[tuple[ScheduleBatch, ForwardBatch]]:
-        """A batch of the requests, ready for its prefill; it is removed from the pools afterwards."""
+        """Open a context with a batch of requests ready for its prefill; it leaves the pools afterwards."""
         try:
             batch = prefill_batch(self.runner, requests)
             yield (
@@ -265,14 +265,14 @@ class SglangRuntime:
         return fitting_groups(samples, tokens, self.pool_tokens, self.max_requests)
 
     def _paged(self, tokens: int) -> int:
-        """Pool tokens of a sample, in whole pages."""
+        """The pool tokens of a sample, in whole pages."""
         return padded_length(tokens, self.runner.page_size)
 
 
 def fitting_groups(
     samples: Sequence[TokenSample], tokens: Callable[[TokenSample], int], pool_tokens: int, max_requests: int
 ) -> Iterator[list[TokenSample]]:
-    """The samples in order, in groups of at most `max_requests` and `pool_tokens`. tokens: of a sample."""
+    """The samples in order, in groups of at most `max_requests` and `pool_tokens`. tokens: those of a sample."""
     group: list[TokenSample] = []
     total = 0
     for sample in samples:
@@ -289,7 +289,7 @@ def fitting_groups(
 def prefill_batch(
     runner: ModelRunner, requests: Sequence[Req], algorithm: SpeculativeAlgorithm = SpeculativeAlgorithm.NONE
 ) -> ScheduleBatch:
-    """A batch of the requests, ready for its first forward pass."""
+    """A batch of requests, ready for its first forward pass."""
     pools = {
         "req_to_token_pool": runner.req_to_token_pool,
         "token_to_kv_pool_allocator": runner.token_to_kv_pool_allocator,
@@ -311,6 +311,6 @@ def prefill_batch(
 
 
 def clear_pools(runner: ModelRunner) -> None:
-    """Clears the state of every request."""
+    """Clear the pools from the state of every request."""
     runner.req_to_token_pool.clear()
     runner.token_to_kv_pool_allocator.clear()

@@ -55,7 +55,7 @@ class Served:
 
     @property
     def captured_flags(self) -> list[str]:
-        """The number formats in which the target was captured, as arguments of the server."""
+        """The server arguments that repeat the number formats of the target's capture."""
         return number_formats(self.server_args)
 
     @property
@@ -65,7 +65,7 @@ class Served:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables that the server needs."""
+        """The environment variables that the server needs."""
         if self.model_type in CONVOLUTION_TYPES and self.dtype != "bfloat16":
             return {"SGLANG_MAMBA_CONV_DTYPE": self.dtype}
         return {}
@@ -79,10 +79,11 @@ class Served:
         model_dir: Path,
         engine: str | None = None,
     ) -> Served:
-        """The settings with which a server gives a draft the hidden states that it was trained on.
+        """The serving settings with which a draft gets the hidden states that it was trained on.
 
-        target, config: the content of target.json and of the checkpoint's config.json. captured: the entry of this name
-        in the draft's training.json. model_dir: the checkpoint. engine: of export_draft, None: any supported SGLang.
+        target, config: content of target.json and of the checkpoint's config.json. captured: the entry of this name in
+        the draft's training.json. model_dir: the checkpoint. engine: as set in export_draft; None: any supported
+        SGLang.
         """
         return cls(
             model_type=target["model_type"],
@@ -109,9 +110,7 @@ class Address:
 
 @frozen(kw_only=True)
 class DraftOption:
-    """The draft's serving directory, its verified tokens, for which SGLang has a default, and SGLang's name of its
-    algorithm.
-    """
+    """A draft to serve: its serving directory, its number of verified tokens, and SGLang's name of its algorithm."""
 
     path: str
     block_size: int
@@ -148,7 +147,7 @@ def launch_command(
 
 
 def number_formats(server_args: Mapping[str, Any] | None) -> list[str]:
-    """The server_args of a capture that serving must repeat, as arguments of SGLang's command line."""
+    """The command line arguments of a capture's server_args that serving must repeat."""
     values = server_args or {}
     return [
         part for name in NUMBER_FORMATS if name in values for part in (f"--{name.replace('_', '-')}", str(values[name]))
@@ -165,7 +164,7 @@ def checkpoint_dtype(config: Mapping[str, Any]) -> str:
 
 
 def shell_line(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The command as a line for a shell."""
+    """A command as a line for a shell, with its environment variables."""
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(command)])
 
 

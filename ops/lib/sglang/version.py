@@ -32,7 +32,7 @@ def versions_of(engine: str | None) -> tuple[str, ...]:
 
 
 def either(versions: tuple[str, ...]) -> str:
-    """The versions in a sentence."""
+    """The versions joined by "or", for a sentence."""
     return " or ".join(versions)
 
 

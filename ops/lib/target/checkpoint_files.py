@@ -79,8 +79,9 @@ def check_weights(directory: Path, kind: str = "target") -> None:
 
 
 def trusts_own_code(directory: Path, info: Mapping[str, Any]) -> bool:
-    """Whether code of a checkpoint directory may run: its target.json says that the node which made it trusts it, and
-    there is some. Raises DataError as `check_code`.
+    """Whether code of a checkpoint directory may run: there is some, and its target.json trusts it.
+
+    Raises DataError as `check_code` does.
     """
     trusted = bool(info.get("trust_remote_code", False)) and any(directory.glob("*.py"))
     check_code(directory, trusted)

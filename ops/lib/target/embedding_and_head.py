@@ -51,8 +51,9 @@ def stored_dtype(directory: Path) -> torch.dtype | None:
 
 
 def tensor_files(directory: Path) -> dict[str, Path]:
-    """Tensor name -> safetensors file, of those that transformers loads. Raises DataError if the directory has none, or
-    a damaged one.
+    """The safetensors file of each tensor that transformers loads, by the tensor's name.
+
+    Raises DataError if the directory has none, or a damaged one.
     """
     files = weight_files(directory)
     if not files:

@@ -99,7 +99,7 @@ class FeatureReader:
                 self.lengths.append(end - start)
 
     def _check_stored(self, path: Path, tensors: Any) -> None:
-        """Raises DataError if a shard has other features than features.json describes."""
+        """Check that a shard has the features that features.json describes. Raises DataError."""
         stored = tensors.get_slice("features")
         dtype = stored.get_dtype()
         found = f"{_DTYPES.get(dtype, dtype)} features of width {stored.get_shape()[1]}"
@@ -158,7 +158,7 @@ def check_finite(states_TW: Tensor, rows: Sequence[tuple[str, int]], parts: Sequ
 
 
 def layer_parts(layer_ids: Sequence[int]) -> list[str]:
-    """The parts of features."""
+    """The names of the parts of a feature, one for each layer."""
     return [f"layer {layer}" for layer in layer_ids]
 
 

@@ -43,7 +43,10 @@ class StoredTensor:
 
 
 def weights_mistakes(directory: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> list[str]:
-    """A sentence each. config: the content of config.json; stored: the tensors that would be loaded, by name."""
+    """Sentences on mistakes in a checkpoint's weights. config: content of config.json.
+
+    stored: the tensors that would be loaded, by name.
+    """
     signs = [*_settings(directory, config), *_quantised(stored)]
     mistakes = []
     if signs:
@@ -73,7 +76,7 @@ def is_of_model(name: str) -> bool:
 
 
 def _settings(directory: Path, config: Mapping[str, Any]) -> Iterator[str]:
-    """What the JSON files say of quantisation."""
+    """Texts on quantisation found in the JSON files."""
     parts = {"": config} | {f"{name}.": part for name, part in config.items() if isinstance(part, Mapping)}
     for prefix, part in parts.items():
         for name in SETTINGS:
@@ -155,7 +158,7 @@ def _equal(first: StoredTensor, second: StoredTensor) -> bool:
 
 
 def listed(names: list[str]) -> str:
-    """The first names, and how many more there are."""
+    """The first names as text, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 
@@ -187,10 +190,11 @@ def find_ends(
     embed_key: str | None = None,
     lm_head_key: str | None = None,
 ) -> Ends:
-    """Finds the tensors of shape [V, M], or checks the given ones. config: the content of a config.json with its sizes.
+    """Find the embedding and head, tensors of shape [V, M], or check the given keys. config: a config.json with its
+    sizes.
 
-    A tied model's lm_head.weight, if its files hold one, is equal to the embedding (`weights_mistakes`). Raises
-    UnknownEnd with the candidates if a key is missing, has another shape, or is ambiguous.
+    A tied model's lm_head.weight, if its files hold one, equals the embedding (`weights_mistakes`). Raises UnknownEnd
+    with the candidates if a key is missing, has another shape, or is ambiguous.
     """
     text = text_part(config)
     shape = (text["vocab_size"], text["hidden_size"])

@@ -15,7 +15,7 @@ VISION_DEPTH = 2
 
 
 def check_builtin(init: str) -> None:
-    """Raises DataError for a built-in target that there is not."""
+    """Check that a built-in target of this name exists. Raises DataError."""
     if init != BUILTIN:
         raise DataError(f'init = "{init}": the only built-in target is "{BUILTIN}"')
 

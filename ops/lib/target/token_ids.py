@@ -59,7 +59,9 @@ class Vocabulary:
         return family_mask_id(self.model_type)
 
     def possible_mask_ids(self) -> Iterator[tuple[int, str]]:
-        """Ids that no text gives, and why: embeddings without a token, then special tokens for later use."""
+        """Ids that can be the mask token, with the reasons: embeddings without a token, then reserved
+        special tokens.
+        """
         for number in range(self.size):
             if number not in self.ordinary and number not in self.special:
                 yield number, "an embedding without a token of the tokenizer"
@@ -94,7 +96,7 @@ def _read(directory: Path, _changed: tuple[int, ...]) -> Vocabulary | None:
 
 
 def _text_of(token: Any) -> str:
-    """The text of a token of tokenizer_config.json: itself, or in a table."""
+    """The text of a token in tokenizer_config.json, which holds it directly or in a table."""
     return str(token.get("content") if isinstance(token, Mapping) else token)
 
 
@@ -173,7 +175,7 @@ def foreign_tokens(
 
 
 def check_ends(directory: Path) -> None:
-    """Raises DataError for ids of the begin or end of a text that the model's vocabulary does not have."""
+    """Check that the ids of text begin and end are in the model's vocabulary. Raises DataError."""
     config = read_settings(directory / CONFIG)
     text = _text_part(config)
     size = text.get("vocab_size")
@@ -194,7 +196,7 @@ def check_ends(directory: Path) -> None:
 
 
 def check_added_tokens(directory: Path) -> None:
-    """Raises DataError for tokens of the tokenizer that the model has no embedding for."""
+    """Check that the model has an embedding for every token of the tokenizer. Raises DataError."""
     vocabulary = Vocabulary.of(directory)
     if vocabulary is None:
         return
@@ -235,6 +237,6 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _ids(value: Any) -> list[Any]:
-    """The ids that a member gives; not all of them may be numbers."""
+    """The ids in a JSON member, without values that are no numbers."""
     values = value if isinstance(value, list) else [value]
     return [number for number in values if number is not None]

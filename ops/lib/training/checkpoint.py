@@ -45,7 +45,7 @@ REMEDIES = "restore it, or remove the checkpoints to start again"
 
 @frozen
 class Best:
-    """The step with the lowest metric, the earlier of two equal ones."""
+    """The step with the lowest metric, and that metric; of equal ones the earlier step."""
 
     step: int
     metric: float
@@ -69,7 +69,7 @@ class TrainState:
 
     @property
     def step(self) -> int:
-        """Finished steps."""
+        """The number of finished steps."""
         return len(self.history)
 
 
@@ -99,7 +99,7 @@ class Checkpoints:
         self._saved: int | None = None  # the step of the newest checkpoint
 
     def load(self, state: TrainState) -> bool:
-        """Restores the newest whole checkpoint; False if there is none. See load_checkpoint."""
+        """Restore the newest intact checkpoint; False if there is none. See load_checkpoint."""
         found = load_checkpoint(self.work_dir, state, self.identity, self._info)
         if found:
             self._saved = state.step
@@ -133,7 +133,7 @@ class Checkpoints:
             self._writer.start(name, write_checkpoint, self.work_dir, tensors, content, self.keep)
 
     def wait(self) -> None:
-        """Returns when the saved state is on disk, on every rank."""
+        """Wait on every rank until the saved state is on disk."""
         self._writer.wait()
         if dist.is_initialized():
             dist.barrier()
@@ -159,13 +159,13 @@ def snapshot(state: TrainState, copy: bool = True) -> dict[str, Tensor]:
 
 
 def note_metric(state: TrainState, metric: float) -> None:
-    """Records the metric of this step. One that is not finite is never the best."""
+    """Record the metric of this step; a metric that is not finite is never the best."""
     if math.isfinite(metric) and (state.best is None or metric < state.best.metric):
         state.best = Best(state.step, metric)
 
 
 def content_of(state: TrainState, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """state.json without the digest."""
+    """The content of state.json, without the digest."""
     return {
         "format": FORMAT,
         "step": state.step,
@@ -204,7 +204,7 @@ def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Map
 
 
 def _remove(folder: Path) -> None:
-    """Renames first, so that a half-removed folder is never mistaken for a checkpoint."""
+    """Remove a checkpoint; it is renamed first, so that a half-removed folder never looks like a checkpoint."""
     old = folder.with_suffix(".old")
     folder.rename(old)
     shutil.rmtree(old)
@@ -317,7 +317,7 @@ def _tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
 
 
 def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters that are not frozen; frozen ones never change, and are not saved."""
+    """The parameters that are not frozen, by name; frozen ones never change, and are not saved."""
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
@@ -376,7 +376,7 @@ def _lack(folder: Path) -> str | None:
 
 
 def _best_step(folder: Path) -> int | None:
-    """The step that a checkpoint names as the best, if it is readable and of this format."""
+    """The step that a checkpoint names as the best; None if it is unreadable or of another format."""
     content = _content(folder)
     if content is None or content.get("format") != FORMAT or content["best"] is None:
         return None
@@ -384,7 +384,7 @@ def _best_step(folder: Path) -> int | None:
 
 
 def _content(folder: Path) -> dict[str, Any] | None:
-    """state.json; None if it is missing or no JSON object."""
+    """The content of a checkpoint's state.json; None if it is missing or no JSON object."""
     try:
         content = read_json(folder / "state.json")
     except (FileNotFoundError, ValueError):
@@ -407,7 +407,7 @@ def _agreed(step: int, device: torch.device) -> int:
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Path and both values of every leaf that differs between two JSON values."""
+    """All leaves that differ between two JSON values, as path and both values."""
     if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
         return [] if one == other else [(path, one, other)]
     found = []

@@ -19,7 +19,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """The whole tensor, without gradient. Every rank of the mesh must call it, in the same order."""
+    """The whole tensor, without gradient; a collective of the mesh's ranks."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 

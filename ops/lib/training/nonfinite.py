@@ -18,7 +18,7 @@ LEARNABLE = "give every sample an answer to learn from (min_loss_tokens of token
 
 @frozen
 class SkippedSteps:
-    """Steps of a training that changed no weight: `skipped` in all, `nonfinite` of them by their loss or gradient."""
+    """The steps of a training that changed no weight: `skipped` in all, `nonfinite` of them by loss or gradient."""
 
     steps: int
     skipped: int

@@ -73,10 +73,9 @@ def make_optimizer(
 
 
 def adamw_options(device: torch.device) -> dict[str, bool]:
-    """AdamW's implementation for a device, as keyword arguments of torch.optim.AdamW.
+    """The fastest AdamW for a device, as keyword arguments of torch.optim.AdamW.
 
-    On CUDA the fused one: one kernel per list of tensors, without the scratch copies of torch's default
-    there. On a CPU torch's default.
+    On CUDA it is the fused one: one kernel per list of tensors, without scratch copies. On a CPU it is torch's default.
     """
     return {"fused": True} if device.type == "cuda" else {}
 
@@ -86,13 +85,13 @@ def _groups(decayed: list[nn.Parameter], others: list[nn.Parameter], weight_deca
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the rate of the next step."""
+    """Set the learning rate for the next step."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def named_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimizer's tensors as "<parameter>.<key>", shared and not copied, DTensors where the parameters are."""
+    """The optimizer's tensors as "<parameter>.<key>"; shared, not copied, and DTensors where the parameters are."""
     state: Mapping[Tensor, Mapping[str, Tensor]] = optimizer.state
     return {
         f"{name}.{key}": tensor

@@ -80,7 +80,7 @@ def summed(values: Tensor) -> Tensor:
 
 
 def collected(value: T) -> list[T]:
-    """The value of every rank, in rank order, on every rank; any picklable value."""
+    """The values of all ranks, in rank order, on every rank; any picklable values. A collective."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -89,9 +89,9 @@ def collected(value: T) -> list[T]:
 
 
 def device_of(stage: Stage) -> torch.device:
-    """Device of this rank, a GPU with its number.
+    """The device of this rank; a GPU with its number.
 
-    Micro-batches are made in a thread, where torch's current GPU is the first one.
+    Micro-batches are made in a thread, where torch's current GPU would be the first one.
     """
     cuda = stage.device == "cuda"
     return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device(stage.device)
@@ -125,7 +125,7 @@ def release_parts(model: nn.Module) -> None:
 
 
 def release_gradients(model: nn.Module) -> None:
-    """The next pass is the step's last: its end reduces all gradients and drops the gathered weights."""
+    """Announce that the next pass is the step's last: its end reduces all gradients and frees the gathered weights."""
     _communicate(model, True)
 
 

@@ -44,7 +44,7 @@ class TensorBatch:
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a field that fits the others, otherwise raise DataError as a new batch does, and change nothing."""
+        """Set a field that fits the others; otherwise raise DataError and change nothing."""
         if hasattr(self, name) and name in self.parts():  # not while the batch is made
             evolve(self, **{name: value})
         object.__setattr__(self, name, value)
@@ -112,7 +112,7 @@ class TensorBatch:
         )
 
     def __reduce__(self) -> tuple[Any, tuple[type[Self], dict[str, Packed | TensorList]]]:
-        """Plain values, so that unpickling does not run torch's own unpickler; the result is on the CPU."""
+        """Pickle as plain values, so that unpickling does not run torch's own unpickler; the result is on the CPU."""
         packed: dict[str, Packed | TensorList] = {
             name: pack(value) if isinstance(value, Tensor) else value for name, value in self.parts().items()
         }
@@ -138,27 +138,27 @@ class TensorBatch:
 
     @classmethod
     def _align(cls, batches: Sequence[Self]) -> Sequence[Self]:
-        """Batches aligned for joining; a class whose rows can be padded overrides this."""
+        """The batches aligned for joining; a class whose rows can be padded overrides this."""
         return batches
 
     def chunk(self, n: int) -> list[Self]:
-        """Splits the batch into at most n batches of equal length except the last, as torch.chunk."""
+        """Split the batch into at most n batches of equal length except the last, as torch.chunk does."""
         return [self[part] for part in chunk_slices(len(self), n)]
 
     def repeat(self, n: int) -> Self:
-        """The whole batch n times over: a b a b."""
+        """Repeat the whole batch n times: a b a b."""
         check_count("repeat", n)
         return self[list(range(len(self))) * n]
 
     def permute(self, order: Sequence[int] | Tensor) -> Self:
-        """Row i of the result is row order[i]. Raises DataError if the order is not a permutation."""
+        """Reorder the rows: row i of the result is row order[i]. Raises DataError if it is not a permutation."""
         rows = row_numbers(order, len(self))
         if sorted(rows) != list(range(len(self))):
             raise DataError(f"{rows} is not a permutation of {len(self)} rows")
         return self[rows]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """A new batch on that device; its floating-point fields get the dtype, ids and masks keep theirs."""
+        """Copy the batch to a device; floating-point fields get the dtype, ids and masks keep theirs."""
         moved = {}
         for name, value in self.parts().items():
             moved[name] = value.to(device=device or value.device, dtype=_dtype(value, dtype))
@@ -214,7 +214,7 @@ class ModelInputs(TensorBatch):
         return [batch if batch.input_ids.shape[1] == widest else batch.widened(widest) for batch in batches]
 
     def widened(self, width: int) -> Self:
-        """Padded on the right to this width."""
+        """The batch padded on the right to this width."""
         added = (0, width - self.input_ids.shape[1])
         return evolve(
             self,
@@ -247,7 +247,7 @@ def collate(samples: Sequence[TokenSample], device: torch.device | str = "cpu") 
 
 
 def _rows(value: Field, rows: list[int]) -> Field:
-    """Rows of a field: a view if a tensor's rows are consecutive, so that a slice copies nothing."""
+    """The rows of a field: a view if a tensor's rows are consecutive, so that a slice copies nothing."""
     if isinstance(value, Tensor) and rows == list(range(rows[0], rows[-1] + 1)):
         return value[rows[0] : rows[-1] + 1]
     return value[rows]

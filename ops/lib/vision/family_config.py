@@ -21,14 +21,14 @@ QWEN3_MASK_ID, QWEN35_MASK_ID = 151669, 248070
 
 
 def check_model_type(config: Mapping[str, Any]) -> None:
-    """Raises DataError, with the supported model types, for the config.json of another family."""
+    """Check that a config.json is of a supported family. Raises DataError with the supported model types."""
     if config.get("model_type") not in SUPPORTED:
         kind = shown_json(config.get("model_type"))
         raise DataError(f"model_type {kind} is not supported; supported: {', '.join(SUPPORTED)}")
 
 
 def family_mask_id(model_type: str) -> int:
-    """The mask token of a supported family."""
+    """The id of the mask token of a supported family."""
     return QWEN35_MASK_ID if model_type in QWEN35 else QWEN3_MASK_ID
 
 
@@ -38,14 +38,15 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def patch_dim(vision: Mapping[str, Any]) -> int:
-    """Length of a row of pixel values, by vision_config."""
+    """The length of a row of pixel values, from vision_config."""
     channels = vision.get("in_channels", vision.get("in_chans", 3))
     return int(channels * vision.get("temporal_patch_size", 2) * vision["patch_size"] ** 2)
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json makes the embedding the head: at the top level, or else in text_config. The classes of the
-    supported families have false where neither says it.
+    """Whether a config.json ties the head to the embedding: at the top level, or else in text_config.
+
+    The supported families' classes default to false.
     """
     text = config.get("text_config")
     inner = text.get("tie_word_embeddings", False) if isinstance(text, Mapping) else False
@@ -57,7 +58,9 @@ DEEPSTACK, DEPTH = (8, 16, 24), 27  # of the class in transformers
 
 
 def check_family_config(config: Mapping[str, Any]) -> None:
-    """Raises DataError for sizes and parts that are missing, and for values that would have no effect or another."""
+    """Check a config for missing sizes and parts, and for values without effect or with another one. Raises
+    DataError.
+    """
     text = text_part(config)
     missing = [name for name in SIZES if name not in text]
     if missing:
@@ -109,7 +112,7 @@ def check_served_config(config: Mapping[str, Any]) -> None:
 
 
 def full_attention_interval(text: Mapping[str, Any]) -> int | None:
-    """The interval of layers with full attention, the last of each group; None if it varies."""
+    """The interval between layers with full attention, the last of each group; None if it varies."""
     kinds = text.get("layer_types")
     if kinds is None:
         return int(text.get("full_attention_interval", 4))
@@ -119,7 +122,7 @@ def full_attention_interval(text: Mapping[str, Any]) -> int | None:
 
 
 def _check_deepstack(seeing: Mapping[str, Any]) -> None:
-    """An index at or past the depth of the vision tower would silently have no effect."""
+    """Check the deepstack indices: one at or past the vision tower's depth would silently have no effect."""
     depth = seeing.get("depth", DEPTH)
     beyond = [index for index in seeing.get("deepstack_visual_indexes", DEEPSTACK) if index >= depth]
     if beyond:

@@ -73,13 +73,15 @@ def size_of(encoded: bytes) -> tuple[int, int]:
 
 
 def orientation(image: Image.Image) -> int:
-    """The orientation by EXIF data, 1 if upright. Other tags, which cameras write in any type, are not interpreted."""
+    """The orientation in an image's EXIF data, 1 if upright. Other tags, of any type in cameras, are not
+    interpreted.
+    """
     return image.getexif().get(ExifTags.Base.Orientation, 1)
 
 
 @contextmanager
 def _only_unusable(encoded: bytes) -> Iterator[None]:
-    """Whatever is raised inside becomes Unusable, but for a lack of memory: that is no fault of the image."""
+    """Open a context that turns every error into Unusable, except a lack of memory, which is not the image's fault."""
     try:
         yield
     except MemoryError:
@@ -115,7 +117,7 @@ def _image_of(row: Mapping[str, Any], place: int, folder: Path) -> Image.Image:
 
 
 def eight_bits(grey: np.ndarray) -> np.ndarray:
-    """uint16 of any shape, 0..65535, to uint8, 0..255, rounded to the nearest."""
+    """Convert grey values from uint16, 0..65535, to uint8, 0..255, rounded to the nearest."""
     return ((grey.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
 
 

@@ -68,12 +68,12 @@ class Processor:
 
     @property
     def sees(self) -> bool:
-        """Whether images can be given."""
+        """Whether the processor accepts images."""
         return self.image_processor is not None and self.image_token_id is not None
 
     @property
     def pixel_limits(self) -> dict[str, int] | None:
-        """min_pixels and max_pixels of an image, None without an image processor."""
+        """The limits min_pixels and max_pixels of an image; None without an image processor."""
         if self.image_processor is None:
             return None
         size = self.image_processor.size
@@ -81,7 +81,7 @@ class Processor:
 
     @property
     def patch_dim(self) -> int:
-        """Length of a row of pixel values; 0 without images."""
+        """The length of a row of pixel values; 0 without images."""
         images = self.image_processor
         return 3 * images.temporal_patch_size * images.patch_size**2 if images else 0
 
@@ -90,12 +90,12 @@ class Processor:
         return self.image_processor.merge_size if self.image_processor else 1
 
     def image_tokens(self, width: int, height: int) -> int:
-        """Tokens of an image of this size. Raises ValueError as `pixels`."""
+        """The number of tokens of an image of this size. Raises ValueError as `pixels` does."""
         patches: int = self.image_processor.get_number_of_image_patches(height, width, {})
         return patches // self.merge_size**2
 
     def pixels(self, image: Image.Image) -> dict[str, Any]:
-        """pixel_values float32 [t*h*w, patch_dim] and image_grid_thw int64 [1, 3] of an RGB image.
+        """The pixels of an RGB image: pixel_values float32 [t*h*w, patch_dim] and image_grid_thw int64 [1, 3].
 
         Raises ValueError for an image that the processor rejects (sides that differ by a factor above 200).
         """
@@ -185,7 +185,7 @@ def load_processor(
 
 
 def mask_token_id(tokenizer: PreTrainedTokenizerBase, config: Mapping[str, Any], vocab_size: int) -> int | None:
-    """The tokenizer's own mask token, else the family's if it is in the vocabulary, else None."""
+    """The id of the tokenizer's own mask token, else the family's if it is in the vocabulary, else None."""
     vocabulary = tokenizer.get_vocab()
     for token in MASK_TOKENS:
         if token in vocabulary:
@@ -195,15 +195,16 @@ def mask_token_id(tokenizer: PreTrainedTokenizerBase, config: Mapping[str, Any],
 
 
 def model_config(source: str) -> dict[str, Any]:
-    """config.json of a checkpoint, or {} if a directory has only a processor."""
+    """The config.json of a checkpoint; {} if a directory has only a processor."""
     if not Path(source).is_dir():
         return PreTrainedConfig.get_config_dict(source)[0]
     return read_settings(Path(source) / "config.json")
 
 
 def _processor_template(source: str) -> str | dict[str, str] | None:
-    """The chat template of the processor, in the order of transformers: processor_config.json,
-    chat_template.json, chat_template.jinja; None: the tokenizer's own.
+    """The processor's chat template, in transformers' order; None for the tokenizer's own.
+
+    The order is processor_config.json, chat_template.json, chat_template.jinja.
     """
     try:
         settings, _ = ProcessorMixin.get_processor_dict(source)
@@ -213,7 +214,7 @@ def _processor_template(source: str) -> str | dict[str, str] | None:
 
 
 def _eos_token_ids(source: str, eos_token_id: int) -> tuple[int, ...]:
-    """The tokenizer's EOS first, then the others at which generation stops."""
+    """The ids of EOS tokens: the tokenizer's first, then others at which generation stops."""
     try:
         others = GenerationConfig.from_pretrained(source).eos_token_id
     except OSError:  # no generation_config.json
@@ -235,7 +236,7 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
 
 
 def _image_settings(source: str) -> tuple[Path | str, dict[str, Any]]:
-    """Settings of a directory, or of a model id, whose files are downloaded; empty without an image processor."""
+    """The image processor's file and settings, of a directory or a model id, which is downloaded; empty without one."""
     if Path(source).is_dir():
         return image_settings(Path(source))
     try:

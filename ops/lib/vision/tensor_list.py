@@ -42,7 +42,7 @@ class TensorList:
         return iter(self._tensors)
 
     def __getitem__(self, index: int | Index) -> Any:
-        """The tensor at an int; a TensorList for a slice, ints, an int64 tensor, or a bool tensor as a mask.
+        """Select tensors: one by an int; a TensorList by a slice, ints, an int64 tensor, or a bool tensor as a mask.
 
         Raises IndexError past the ends, and DataError if nothing is selected.
         """
@@ -101,16 +101,16 @@ class TensorList:
         return cls(tensor for tensors in lists for tensor in tensors)
 
     def chunk(self, n: int) -> list[TensorList]:
-        """Splits the list into at most n parts of equal length except the last, as torch.chunk."""
+        """Split the list into at most n parts of equal length except the last, as torch.chunk does."""
         return [self[part] for part in chunk_slices(len(self), n)]
 
     def repeat(self, n: int) -> TensorList:
-        """The whole list n times over: a b a b."""
+        """Repeat the whole list n times: a b a b."""
         check_count("repeat", n)
         return TensorList(self._tensors * n)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TensorList:
-        """A new list on that device, of that dtype; None keeps the current one."""
+        """Copy the list to a device and dtype; None keeps the current one."""
         return TensorList(tensor.to(device=device or tensor.device, dtype=dtype or tensor.dtype) for tensor in self)
 
 
@@ -158,7 +158,7 @@ def chunk_slices(length: int, n: int) -> list[slice]:
 
 
 def check_count(what: str, n: int) -> None:
-    """Raises DataError if n is below 1."""
+    """Check that a count is at least 1. Raises DataError."""
     if n < 1:
         raise DataError(f"{what}({n}): the number must be at least 1")
 
@@ -180,7 +180,7 @@ def pack(tensor: Tensor) -> Packed:
 
 
 def unpack(packed: Packed) -> Tensor:
-    """The tensor again, on the CPU."""
+    """Restore a packed tensor, on the CPU."""
     dtype, shape, raw = packed
     if not raw:
         return torch.empty(shape, dtype=getattr(torch, dtype))

@@ -72,7 +72,7 @@ def draft_for_vllm(directory: Path) -> Path:
 
 
 def warnings_for_vllm(served: Served) -> list[str]:
-    """What vLLM cannot be told."""
+    """Warnings about settings that cannot be passed to vLLM."""
     if not served.captured_flags:
         return []
     return [

@@ -30,9 +30,9 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, ContextRange, int | N
 
 
 def choose_attention(device: torch.device, config: DraftConfig, dtype: torch.dtype) -> tuple[str, Attend]:
-    """The name, for the log, and the function of the fastest attention that takes a draft in this dtype on a device.
+    """The fastest attention for a draft in this dtype on a device: its name for the log, and the function.
 
-    On a CPU kernel or split, on CUDA flex or dense, elsewhere dense.
+    On a CPU it is kernel or split, on CUDA flex or dense, elsewhere dense.
     """
     if device.type == "cuda":
         if flex_takes(dtype, config.head_dim):
@@ -67,7 +67,7 @@ def dense_attention(
 
 
 def _visible(seen: ContextRange, K: int, T: int, window: int | None) -> Tensor:
-    """bool [N, K, T + N * K]: which keys of [context | all blocks] each query sees."""
+    """A mask of the keys of [context | all blocks] that each query sees, bool [N, K, T + N * K]."""
     N = len(seen.start_N)
     start_N11, end_N11 = seen.start_N[:, None, None], seen.end_N[:, None, None]
     slot_K1, token_T = torch.arange(K)[:, None], torch.arange(T)

@@ -63,9 +63,9 @@ class Edge:
 
 @frozen(eq=False)
 class Bucket:
-    """Blocks that are attended together: the core is context that every row sees.
+    """Blocks whose attention is computed together. core: the context that every row sees.
 
-    blocks: which, a slice where the blocks come sorted; rows: where their rows lie in sorted order.
+    blocks: their indices, a slice if they are sorted. rows: where their rows lie in sorted order.
     """
 
     blocks: slice | Tensor
@@ -74,7 +74,7 @@ class Bucket:
     edges: tuple[Edge, ...]
 
     def parts(self) -> Iterator[tuple[slice, Tensor | None]]:
-        """The core and the edges, as slices of the context, and the masks of the edges."""
+        """The parts of the visible context, core and edges, as slices with their masks; the core has none."""
         if self.core[0] < self.core[1]:
             yield slice(*self.core), None
         for edge in self.edges:
@@ -82,7 +82,9 @@ class Bucket:
 
 
 def _plan(seen: ContextRange, K: int, R: int, window: int | None, dtype: torch.dtype) -> list[Bucket]:
-    """Blocks sorted by (start, end), cut where the sample changes, at BUCKET_ROWS rows and at BUCKET_SPREAD tokens."""
+    """The buckets: blocks sorted by (start, end), cut at a change of sample, at BUCKET_ROWS rows and BUCKET_SPREAD
+    tokens.
+    """
     N = len(seen.start_N)
     if N == 0:
         return []
@@ -102,7 +104,7 @@ def _plan(seen: ContextRange, K: int, R: int, window: int | None, dtype: torch.d
 
 
 def _cuts(starts: list[int], ends: list[int], most: int) -> list[int]:
-    """Indices of the sorted blocks with which buckets begin."""
+    """The indices of the sorted blocks at which buckets begin."""
     cuts = [0]
     for n in range(1, len(starts)):
         low = cuts[-1]
@@ -112,7 +114,7 @@ def _cuts(starts: list[int], ends: list[int], most: int) -> list[int]:
 
 
 def _core_and_edges(first: Tensor, last: Tensor, dtype: torch.dtype) -> tuple[tuple[int, int], tuple[Edge, ...]]:
-    """What all intervals [first, last), int64 [lines, 1], have in common, and what is around it."""
+    """The common part of all intervals [first, last), int64 [lines, 1], and the edges around it."""
     core = int(first.max()), int(last.min())
     low, high = int(first.min()), int(last.max())
     edges = []
@@ -125,7 +127,7 @@ def _core_and_edges(first: Tensor, last: Tensor, dtype: torch.dtype) -> tuple[tu
 
 
 def _own_bias(K: int, R: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-    """Additive mask [K * R, K] of a block over itself; None where every slot sees every slot."""
+    """The additive mask [K * R, K] of a block over itself; None where every slot sees every slot."""
     if window is None:
         return None
     behind_KK = torch.arange(K)[:, None] - torch.arange(K)
@@ -134,7 +136,10 @@ def _own_bias(K: int, R: int, window: int | None, dtype: torch.dtype) -> Tensor 
 
 
 class _Split(torch.autograd.Function):
-    """split_attention. Flash attention's backward of a part is exact when given the merged output and log-sum-exp."""
+    """The autograd function of split_attention.
+
+    Flash attention's backward of a part is exact if it gets the merged output and log-sum-exp.
+    """
 
     @staticmethod
     def forward(
@@ -220,12 +225,12 @@ class _Split(torch.autograd.Function):
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The kernel reads any strides as long as a head's vector is contiguous."""
+    """The tensor, copied if a head's vectors are not contiguous; the kernel accepts all other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _fold(x_NKHD: Tensor, bucket: Bucket, G: int) -> Tensor:
-    """A bucket's rows, contiguous [G, X, D]: slots and query heads that share a key/value head are one long side."""
+    """A bucket's rows as contiguous [G, X, D]; X joins slots and the query heads that share a key/value head."""
     x_BKHD = x_NKHD[bucket.blocks]
     B, K, H, D = x_BKHD.shape
     return x_BKHD.reshape(B, K, G, H // G, D).permute(2, 0, 1, 3, 4).reshape(G, B * K * (H // G), D).contiguous()

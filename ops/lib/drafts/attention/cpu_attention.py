@@ -32,7 +32,7 @@ SIZES = ("blocks", "K", "G", "R", "T", "window", "k_head", "k_token", "v_head", 
 
 
 class Problem(ctypes.Structure):
-    """The C structure of the same name: data pointers, sizes, and the strides of the context."""
+    """The C structure Problem of cpu_attention.c: data pointers, sizes, and the strides of the context."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in INPUTS + GRADIENTS) + tuple(
         (name, ctypes.c_int64) for name in SIZES
@@ -78,7 +78,7 @@ def compiled_attention(D: int) -> tuple[str, ctypes.CDLL | None]:
 
 
 class _Fused(torch.autograd.Function):
-    """kernel_attention for inputs that the kernel supports."""
+    """The autograd function of kernel_attention, for inputs that the kernel supports."""
 
     @staticmethod
     def forward(
@@ -147,7 +147,7 @@ def _plan(seen: ContextRange, N: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _run(function: Callable[..., int], problem: Problem) -> None:
-    """All key/value heads, divided over torch's threads. Raises MemoryError."""
+    """Run a C function for all key/value heads, divided over torch's threads. Raises MemoryError."""
     threads = max(1, min(torch.get_num_threads(), problem.G))
     cuts = [problem.G * i // threads for i in range(threads + 1)]
 

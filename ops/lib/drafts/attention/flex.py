@@ -88,7 +88,7 @@ def _flex_padding(N: int, K: int, T: int) -> tuple[int, int]:
 
 
 def _flex_mask(seen: ContextRange, K: int, T: int, window: int | None, device: torch.device) -> BlockMask:
-    """The block mask of [context | all blocks]. Compiled, the mask of all queries by all keys is never stored."""
+    """The block mask of [context | all blocks]. Compiled code never stores the full mask of queries by keys."""
     more_N, more_T = _flex_padding(len(seen.start_N), K, T)
     runs_4Q = seen_runs(seen, K, T + more_T, window, more_N)
     queries = runs_4Q.shape[1]
@@ -122,7 +122,7 @@ def seen_runs(seen: ContextRange, K: int, context: int, window: int | None, more
 
 
 def visible_by(runs_4Q: Tensor) -> Visible:
-    """The mask function of `seen_runs`, whose table is on the device."""
+    """A mask function for FlexAttention that looks up the table of `seen_runs` on the device."""
 
     def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         in_context = (key >= runs_4Q[0, query]) & (key < runs_4Q[1, query])

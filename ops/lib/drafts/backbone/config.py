@@ -109,7 +109,9 @@ class DraftConfig:
             raise DraftConfigError(mistakes)
 
     def layout(self, block_size: int | None = None) -> Layout:
-        """Layout of blocks of that many verified tokens: who predicts what. Default: those of the training."""
+        """The layout of blocks with so many verified tokens: which slot predicts which token. Default: as
+        in training.
+        """
         return self.algorithm.layout(block_size or self.block_size)
 
     @property
@@ -125,7 +127,7 @@ class DraftConfig:
 
     @property
     def rotary_dim(self) -> int:
-        """How many of a head's dimensions RoPE turns."""
+        """The number of a head's dimensions that RoPE rotates."""
         return int(self.head_dim * self.partial_rotary_factor)
 
 
@@ -192,7 +194,7 @@ def _rope_mistakes(config: DraftConfig) -> list[str]:
 
 
 def _scaling_mistakes(scaling: Mapping[str, Any]) -> Iterator[str]:
-    """A kind that is not supported, a parameter that it lacks, and values that are no numbers."""
+    """Mistakes in rope_scaling: an unsupported kind, missing parameters, and values that are no numbers."""
     rope_type = scaling.get("rope_type", "default")
     if rope_type not in list(ROPE_NEEDS):
         yield f'rope_scaling: rope_type "{rope_type}" is not one of {", ".join(ROPE_NEEDS)}'
@@ -212,7 +214,7 @@ def _scaling_mistakes(scaling: Mapping[str, Any]) -> Iterator[str]:
 
 
 def unfit_fields(draft: DraftConfig, target: Mapping[str, Any]) -> dict[str, str]:
-    """The fields of a draft's config that do not fit the target of this target.json, and why."""
+    """The fields of a draft's config that do not fit the target, each with the reason. target: target.json."""
     wrong = unlike_sizes({name: getattr(draft, name) for name in OF_TARGET}, target)
     last = target["num_layers"] - 2  # the output of the last layer cannot be captured
     outside = [layer for layer in draft.target_layer_ids if layer > last]
@@ -231,7 +233,7 @@ def unlike_sizes(sizes: Mapping[str, Any], target: Mapping[str, Any]) -> dict[st
 
 
 def check_draft_fits(draft: DraftConfig, target: Mapping[str, Any]) -> None:
-    """Raises DataError with the `draft_misfit`."""
+    """Check that a draft fits the target, by `draft_misfit`. Raises DataError."""
     if misfit := draft_misfit(draft, target):
         raise DataError(misfit)
 
@@ -244,12 +246,12 @@ def draft_misfit(draft: DraftConfig, target: Mapping[str, Any]) -> str:
 
 
 def unfit_text(wrong: Mapping[str, str]) -> str:
-    """What `unfit_fields` found, in one line."""
+    """The findings of `unfit_fields` in one line."""
     return "; ".join(f"{name} {what}" for name, what in wrong.items())
 
 
 def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
-    """The config.json of the serving contract; `from_serving` gives the config back."""
+    """The serving config.json of a draft; `from_serving` gives the config back."""
     causality = {IS_CAUSAL: serving_causality(config)} if config.slides else {}
     name = config.algorithm.name
     own = {} if name == DFLASH else {ALGORITHM: name}
@@ -344,7 +346,7 @@ def wrong_types(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _wanted(name: str, example: Any, value: Any) -> str:
-    """What a field must be, where its value is something else."""
+    """A text on what a field must be, if its value is something else; "" if it is right."""
     kind = OPTIONAL.get(name, type(example))
     if value is None and name in OPTIONAL:
         return ""
@@ -362,12 +364,12 @@ OPTIONAL = {"rope_scaling": dict, "sliding_window": int}  # null where there is 
 
 
 def algorithm_of(data: Mapping[str, Any]) -> type[Algorithm]:
-    """The algorithm of a config.json, by the name that dflow writes; none is plain DFlash. Raises ConfigError."""
+    """The algorithm that a config.json names as dflow writes it; without a name plain DFlash. Raises ConfigError."""
     return algorithm_class(str(table_of(data, "dflow").get(ALGORITHM, DFLASH)))
 
 
 def contract_part(data: Mapping[str, Any], name: str) -> Any:
-    """What config.py of a config.json's algorithm says of its tensors and fields: `shapes`, `MISSING` or `WRONG`."""
+    """The object `shapes`, `MISSING` or `WRONG` in the config.py of a config.json's algorithm."""
     return part_of(algorithm_of(data), f"config:{name}")
 
 
@@ -385,7 +387,7 @@ def lookup(data: Mapping[str, Any], name: str) -> tuple[bool, Any]:
 
 
 def full_name(name: str, data: Mapping[str, Any]) -> str:
-    """A field of DraftConfig as a config.json of this algorithm nests it."""
+    """The full name of a DraftConfig field, as nested in a config.json of this algorithm."""
     fields = example(data)
     return next((f"{nest}.{name}" for nest in NESTS if name in fields.get(nest, {})), name)
 

@@ -174,9 +174,9 @@ Wrong = Iterator[tuple[str, Finding]]  # a field, and what is wrong with it
 def mistake(
     file: str, wrong: str, effect: str, advice: str = REWRITE, *, part: str = "", engine: str = "SGLang", code: str = ""
 ) -> Finding:
-    """What the gate says of a draft's files.
+    """A mistake that the gate finds in a draft's files.
 
-    file: "" for the draft as a whole. part: the field or the tensor. effect: what the engine does with it.
+    file: "" for the draft as a whole. part: the field or tensor. effect: what the engine does with it.
     """
     return Finding(
         f"{wrong}\n{engine}: {effect}",
@@ -187,9 +187,9 @@ def mistake(
 
 
 def refuse(directory: Path, mistakes: Sequence[Finding], more: str = "", *, is_imported: bool = False) -> None:
-    """Raises DataError that lists all mistakes, with `more` behind them; does nothing where there are none.
+    """Raise DataError that lists all mistakes, followed by `more`; do nothing if there are none.
 
-    is_imported: of a draft that was trained elsewhere, which no node can write again.
+    is_imported: the draft was trained elsewhere, so that no node can write it again.
     """
     if mistakes:
         listed = blocks(map(of_import, mistakes) if is_imported else mistakes)
@@ -227,7 +227,7 @@ def training_record(
 
 
 def trained_config(config: Mapping[str, Any]) -> DraftConfig | None:
-    """The config that `training_record` wrote into this config.json; None if the record is missing or invalid."""
+    """The config recorded by `training_record` in a config.json; None if the record is missing or invalid."""
     trained = table_of(config, "dflow").get("trained")
     if not isinstance(trained, Mapping):
         return None
@@ -277,7 +277,7 @@ def field_mistake(name: str, wrong: str, effect: str, remedy: str = REWRITE, cod
 
 
 def _form_mistakes(config: Mapping[str, Any]) -> Wrong:
-    """Fields that are missing, and values of another JSON type than the contract's."""
+    """Mistakes for missing fields, and for values of another JSON type than the serving contract's."""
     for name in missing_fields(config):
         yield name, field_mistake(name, "is missing", _without(name, config))
     for name, wrong in wrong_types(config):
@@ -285,7 +285,9 @@ def _form_mistakes(config: Mapping[str, Any]) -> Wrong:
 
 
 def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Wrong:
-    """Parts of the record that are missing, another target, and fields changed together with their record."""
+    """Mistakes for missing parts of the training record, another target, and fields changed together with
+    the record.
+    """
     record = table_of(config, "dflow")
     for inner, kind in (("target", str), ("trained", Mapping), ("digest", Mapping)):
         name = f"dflow.{inner}"
@@ -342,7 +344,7 @@ def _mask_mistakes(config: Mapping[str, Any], target: Mapping[str, Any], pad_tok
 
 
 def _draft_mistakes(config: Mapping[str, Any]) -> Wrong:
-    """What DraftConfig refuses; its lines read "field: what is wrong"."""
+    """Mistakes that DraftConfig finds in a config.json, from its lines "field: what is wrong"."""
     try:
         from_serving(config)
     except ConfigError as error:
@@ -365,7 +367,7 @@ def _layers_effect(config: Mapping[str, Any]) -> str:
 
 
 def _training_mistakes(config: Mapping[str, Any]) -> Wrong:
-    """Fields with another value than the training had."""
+    """Mistakes for fields with another value than in the training."""
     trained = table_of(config, "dflow").get("trained")
     if not isinstance(trained, Mapping):
         return
@@ -381,7 +383,7 @@ def _training_mistakes(config: Mapping[str, Any]) -> Wrong:
 
 
 def _unknown_fields(config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Fields that the contract does not name, at the top and in both nests."""
+    """Warnings for fields that the serving contract does not know, at the top and in both nested tables."""
     fields = example(config)
     places = [("", config, fields)]
     places += [(f"{nest}.", table_of(config, nest), fields[nest]) for nest in NESTS if nest in fields]
@@ -402,7 +404,7 @@ def _without(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _with_wrong(name: str, config: Mapping[str, Any]) -> str:
-    """What SGLang does with a wrong value of a field."""
+    """A text on what SGLang does with a wrong value of a field."""
     own: Mapping[str, str] = contract_part(config, "WRONG")
     return own.get(_last(name)) or EFFECTS.get(_last(name), ("", UNKNOWN))[1]
 
@@ -416,7 +418,7 @@ def _trained_fields(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _fields_digest(trained: Mapping[str, Any]) -> str:
-    """sha256 over the fields as JSON with sorted names."""
+    """The sha256 of the fields as JSON with sorted names."""
     return hashlib.sha256(json.dumps(trained, sort_keys=True).encode()).hexdigest()
 
 

@@ -21,7 +21,7 @@ class Drawn(nn.Module, ABC):
 
     @abstractmethod
     def draw(self, generator: torch.Generator, std: float) -> None:
-        """Set all parameters; std: of the backbone's matrices. Called without gradients."""
+        """Set all parameters to initial values. std: of the backbone's matrices. Called without gradients."""
 
 
 def added_parameters(model: nn.Module) -> frozenset[str]:
@@ -61,4 +61,4 @@ class Around(Drawn):
 
     @abstractmethod
     def leave(self, y_NKM: Tensor, kept: Tensor) -> Tensor:
-        """What is added to the residual stream, from the sublayer's output."""
+        """The addition to the residual stream, computed from the sublayer's output."""

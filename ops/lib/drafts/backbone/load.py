@@ -50,7 +50,7 @@ def read_config(directory: Path) -> Mapping[str, Any]:
 
 
 def import_record(directory: Path) -> Mapping[str, Any] | None:
-    """What `load_draft` wrote of a draft that was trained elsewhere, None of any other; raises as `read_config`."""
+    """The record that `load_draft` wrote about a draft trained elsewhere; None for others. Raises as `read_config`."""
     record = read_config(directory).get("dflow")
     imported = record.get("imported") if isinstance(record, Mapping) else None
     return imported if isinstance(imported, Mapping) else None
@@ -78,7 +78,7 @@ def stored_tensors(path: Path) -> Stored:
 
 
 def tensors_digest(path: Path) -> str:
-    """sha256 over name, dtype, shape and bytes of every tensor, in the order of the names."""
+    """The sha256 of name, dtype, shape and bytes of every tensor, in the order of the names."""
     digest = hashlib.sha256()
     with safe_open(path, framework="pt") as tensors:
         for name in sorted(tensors.keys()):

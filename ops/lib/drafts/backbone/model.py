@@ -38,14 +38,14 @@ AttendBlocks = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int | None], Te
 
 
 class Linear(nn.Linear):
-    """x W^T in the dtype of x."""
+    """A linear layer, x W^T + b, computed in the dtype of x."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, in the dtype of x."""
+    """A norm layer, x / rms(x) * weight over the last dimension, in the dtype of x."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class _TableRows(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    """The projections around attention; the softmax itself is given to `DraftModel.forward_blocks`."""
+    """The projections around attention; the attention function itself is passed to `DraftModel.forward_blocks`."""
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
     def queries(self, x: Tensor) -> Tensor:
-        """[..., H, D], normed, not yet rotated."""
+        """The queries [..., H, D], normed but not yet rotated."""
         return self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,7 +112,7 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x))."""
+    """An MLP: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Layer(nn.Module):
     def project_around_first(
         self, x_NKM: Tensor, cos_X1Z: Tensor, sin_X1Z: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """`project_around` for the first layer, where slots that read nothing but mask slots are alike."""
+        """The results of `project_around` for the first layer, where slots that read only mask slots are equal."""
         K, reach = x_NKM.shape[1], self._around(0).reach
         if reach is None or K <= reach + 2:
             return self.project_around(x_NKM, cos_X1Z, sin_X1Z)
@@ -204,7 +204,9 @@ class Layer(nn.Module):
 
 
 class DraftModel(nn.Module):
-    """The draft without embedding and head, which are the target's. Random weights until a state dict is loaded."""
+    """The draft model without embedding and head, which are the target's. Random weights until a state dict
+    is loaded.
+    """
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -244,7 +246,7 @@ class DraftModel(nn.Module):
                 module.draw(generator, std)
 
     def compile_layers(self) -> None:
-        """Compile the computation per slot, with dynamic sizes."""
+        """Compile the parts of each layer that work on single slots, with dynamic sizes."""
         for layer in self.layers:
             for name in (
                 ("project_around_first", "project_around", "finish_around")
@@ -311,7 +313,7 @@ class DraftModel(nn.Module):
         block_size: int | None = None,
         block_offset: int = 0,
     ) -> Tensor:
-        """Hidden states after the final norm, [K - 1, M], that predict one block behind the whole context.
+        """The states after the final norm, [K - 1, M], that predict one block after the whole context.
 
         block_size: K; default: the config's. block_offset: added to the positions of the slots.
         """
@@ -373,7 +375,7 @@ class DraftModel(nn.Module):
         return layer.finish_around(x_NKM, mixed_NKC, kept).flatten(0, 1)
 
     def _rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin for positions [P], [P, 1, Z]."""
+        """cos and sin of the rotary angles for positions [P], [P, 1, Z] each."""
         device = positions.device
         if device not in self._frequencies_on:
             self._frequencies_on[device] = to_device(self.frequencies, device)

@@ -55,9 +55,9 @@ BlockLosses = Callable[..., tuple[Tensor, Tensor]]
 
 @frozen(eq=False)
 class Sample:
-    """Sample of a training, for the slow reference.
+    """A training sample for the slow reference.
 
-    features_SF: the target's; anchors_A: int64 positions, possibly none; teacher_SM: final normed states, for KL.
+    features_SF: the target's features. anchors_A: int64 positions, maybe none. teacher_SM: final normed states, for KL.
     """
 
     features_SF: Tensor
@@ -158,7 +158,7 @@ def reference_slot_losses(kind: LossKind, logits_NV: Tensor, labels_N: Tensor, t
 
 
 def dpace_weights(ce_NK: Tensor, valid_NK: Tensor, alpha: float) -> Tensor:
-    """D-PACE's weight of every slot; the block ends at its first slot without a weight."""
+    """D-PACE's weight of every slot, by the reference; a block ends at its first slot without a weight."""
     smoothed_NK = (1 - alpha) * torch.exp(-ce_NK) + alpha
     # Slot 0 is given: a factor of 1. Behind the last valid slot every product is 0.
     factors_NK = torch.where(valid_NK, smoothed_NK, 0)
@@ -197,7 +197,7 @@ def reference_hidden(
 
 
 def _enter_plain(own: Mapping[str, Tensor], sublayer: str, x_NKM: Tensor) -> tuple[Tensor, Any]:
-    """Input of a sublayer, "attention" or "mlp", with nothing around it; own: the tensors of the layer."""
+    """The unchanged input of a sublayer, "attention" or "mlp", without a module around it. own: the layer's tensors."""
     return x_NKM, None
 
 
@@ -270,14 +270,14 @@ def _rotation(config: DraftConfig, positions_L: Tensor, dtype: torch.dtype) -> t
 
 
 def _turn(x_LHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Applies RoPE: the pair (x[i], x[i + Z/2]) is turned by its angle; dimensions from Z on pass."""
+    """Apply RoPE: each pair (x[i], x[i + Z/2]) is rotated by its angle; dimensions from Z on stay."""
     half = cos.shape[-1]
     a, b, passed = x_LHD[..., :half], x_LHD[..., half : 2 * half], x_LHD[..., 2 * half :]
     return torch.cat((a * cos - b * sin, b * cos + a * sin, passed), dim=-1)
 
 
 def _teacher(sample: Sample, block_size: int) -> Tensor:
-    """The target's state that predicts each slot, [A, K, M]; some other one where the slot has no weight."""
+    """The target's state that predicts each slot, [A, K, M]; an arbitrary one where the slot has no weight."""
     if sample.teacher_SM is None:
         raise DataError("this loss needs the target's final hidden states of every sample")
     positions_AK = sample.anchors_A[:, None] + torch.arange(block_size) - 1

@@ -14,7 +14,7 @@ from ops.lib.drafts.backbone.config import DraftConfig
 
 
 def rope_frequencies(config: DraftConfig) -> tuple[Tensor, float]:
-    """Inverse frequencies, float32 [Z / 2], and the factor that cos and sin are multiplied by.
+    """The inverse RoPE frequencies, float32 [Z / 2], and the factor for cos and sin.
 
     Source of the scaled kinds: transformers, modeling_rope_utils.
     """

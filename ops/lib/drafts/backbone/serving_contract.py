@@ -68,7 +68,9 @@ STRAY_MASK = (
 
 @frozen
 class ServedTarget:
-    """What the contract needs of the target. pad_token_ids: those of its config and of the prompts' tokens."""
+    """The facts about the target that the serving contract needs. pad_token_ids: of its config and of the prompts'
+    tokens.
+    """
 
     info: Mapping[str, Any]
     digest: str
@@ -108,9 +110,7 @@ def is_imported(directory: Path) -> bool:
 
 
 def serving_mistakes(directory: Path, target: ServedTarget) -> list[Finding]:
-    """What is wrong with a serving directory: its files, config.json, the tensors, and then the folder of speculators'
-    format.
-    """
+    """All mistakes in a serving directory: files, config.json, tensors, and the folder in speculators' format."""
     plain, mistakes = _file_mistakes(directory, NEEDED, {MANIFEST, SPECULATORS})  # the store's manifest is not shipped
     config: dict[str, Any] = {}
     wrong_config: list[Finding] = []
@@ -138,10 +138,10 @@ def serving_mistakes(directory: Path, target: ServedTarget) -> list[Finding]:
 def _speculators_mistakes(
     folder: Path, shape: DraftConfig | None, dtype: str, verifier: Verifier, weights: Path | None
 ) -> list[Finding]:
-    """What is wrong with the folder of speculators' format.
+    """Mistakes in the folder in speculators' format.
 
-    shape, dtype: of the serving directory, None where its config.json is wrong. weights: its tensors, None where they
-    are wrong.
+    shape, dtype: of the serving directory, None if its config.json is wrong. weights: its tensors, None if they are
+    wrong.
     """
     if folder.is_symlink() or not folder.is_dir():
         return [mistake(SPECULATORS, "is missing", "finds no draft in this format", engine=ENGINE)]
@@ -181,7 +181,7 @@ def _file_mistakes(
 
 
 def _is_plain(path: Path) -> bool:
-    """Whether it is a regular file: a link may be broken, here or once the draft is shipped."""
+    """Whether a path is a regular file; a link may be broken, now or after the draft is shipped."""
     return path.is_file() and not path.is_symlink()
 
 
@@ -212,7 +212,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], list[Finding]]:
 
 
 def _read_json(path: Path, prefix: str = "", engine: str = "SGLang") -> tuple[dict[str, Any], list[Finding]]:
-    """A config.json, or why there is none."""
+    """A config.json and no mistakes; or an empty object, and why it cannot be read."""
     try:
         config = read_json(path)
     except (OSError, ValueError) as error:
@@ -280,7 +280,7 @@ def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Finding]:
 
 
 def value_mistakes(path: Path) -> list[Finding]:
-    """The tensors with non-finite values. Reads all tensors, one after the other."""
+    """Mistakes for tensors with non-finite values. Reads all tensors, one after another."""
     mistakes = []
     with safe_open(path, framework="pt") as tensors:
         for name in sorted(tensors.keys()):
@@ -320,7 +320,7 @@ def _tensor_mistake(name: str, wrong: str, effect: str) -> Finding:
 
 
 def _other_tensors(path: Path, weights: Path) -> Iterator[Finding]:
-    """What in the folder of speculators' format is not in the file of the serving directory, and what lacks."""
+    """Mistakes for tensors in the folder in speculators' format that differ from the serving directory's."""
 
     def wrong(what: str, effect: str = COPY, name: str = "") -> Finding:
         return mistake(f"{FOLDER}/{WEIGHTS}", what, effect, part=name, engine=ENGINE)

@@ -68,7 +68,7 @@ class MicroBatch:
 
 
 def rows_alike(teacher_rows_NK: Tensor | None, weighted: Weighted) -> Tensor | None:
-    """Computes `MicroBatch.alike_W`."""
+    """The teacher's row of each weighted slot, for `MicroBatch.alike_W`; None without a teacher."""
     return None if teacher_rows_NK is None else teacher_rows_NK.flatten().index_select(0, weighted.rows_W).cpu()
 
 
@@ -157,7 +157,7 @@ class Engine:
 
     @torch.no_grad()
     def measure(self, batch: MicroBatch) -> Slots:
-        """Slots of a micro-batch, without gradients."""
+        """The losses and metrics of a micro-batch's slots, without gradients."""
         context = self._context(batch)
         return _joined([self._blocks(chunk, context, batch.features_tF.dtype) for chunk in self._chunks(batch)])
 
@@ -260,7 +260,7 @@ def _joined(outcomes: Sequence[Slots]) -> Slots:
 
 
 def queries(layout: Layout, rows_W: Tensor, block_size: int) -> Tensor:
-    """The slots that predict the tokens rows_W (n * K + k), as the model counts slots; some slot for the anchor."""
+    """The model's slot numbers for the tokens rows_W (n * K + k); an arbitrary slot for the anchor."""
     if layout.queries == block_size and not layout.shift:
         return rows_W
     block_W, token_W = rows_W // block_size, rows_W % block_size

@@ -26,7 +26,7 @@ class Nearest:
 
     @property
     def margins_BK(self) -> Tensor:
-        """Margin between the two best logits, float32."""
+        """The distance between the two best logits, float32."""
         return self.distances_BKN[..., 1]
 
 
@@ -62,7 +62,7 @@ class Answers:
     def nearest(self, logits_BKV: Tensor) -> Nearest:
         """The target's best tokens for the next places of each open row.
 
-        Raises DataError where their logits are not finite; so this comes before a token is chosen.
+        Raises DataError where their logits are not finite, so call it before a token is chosen.
         """
         count = min(NEAREST if self.within > 0 else 2, logits_BKV.shape[-1])
         best_BKN, tokens_BKN = logits_BKV.float().topk(count)
@@ -71,7 +71,7 @@ class Answers:
         return nearest
 
     def check_draft(self, logits_BDV: Tensor) -> None:
-        """Raise DataError where the draft's logits behind the anchors are not finite."""
+        """Check that the draft's logits after the anchors are finite. Raises DataError."""
         check_finite(logits_BDV.amax(-1), "draft", logits_BDV.dtype, self._place)
 
     def add_one(self, tokens_B: Tensor, nearest: Nearest) -> Tensor | None:
@@ -81,9 +81,9 @@ class Answers:
         return self._add([[token] for token in tokens_B.tolist()], nearest, None)
 
     def add_block(self, proposal: Proposal, count_B: Tensor, tokens_B: Tensor, nearest: Nearest) -> Tensor | None:
-        """Take in what each open row accepted of a proposal, and the token behind it.
+        """Append the accepted tokens of a proposal to each open row, and the token after them.
 
-        The places of the rows that go on, int64, or None where all do.
+        Returns the places of the rows that continue, int64, or None if all do.
         """
         counts = count_B.tolist()
         rows = zip(proposal.tokens_BD.tolist(), counts, tokens_B.tolist(), strict=True)
@@ -94,7 +94,7 @@ class Answers:
         return self._add(new, nearest, counts)
 
     def lengths(self, device: torch.device) -> Tensor:
-        """Tokens of each open answer, int64 [B]."""
+        """The number of tokens of each open answer, int64 [B]."""
         return torch.tensor([len(self._growing[prompt].tokens) for prompt in self.open], device=device)
 
     def decoded(self) -> list[Decoded]:

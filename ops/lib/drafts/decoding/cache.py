@@ -36,20 +36,20 @@ class Rows:
 
     @property
     def length_B(self) -> Tensor:
-        """Tokens of each row."""
+        """The number of tokens of each row."""
         return self.end_B - self.start_B
 
     def next(self, count: int) -> Tensor:
-        """The columns of the next tokens, int64 [B, count]."""
+        """The columns for the next tokens of each row, int64 [B, count]."""
         return self.end_B[:, None] + torch.arange(count, device=self.end_B.device)
 
     def advance(self, kept_B: Tensor) -> None:
-        """Keep so many of the tokens behind each end."""
+        """Move each row's end behind the tokens to keep. kept_B: their number."""
         self.end_B = self.end_B + kept_B
         self.longest = int(self.end_B.max())
 
     def select(self, places: Tensor) -> None:
-        """Continue with only these rows."""
+        """Drop all rows except these, which are kept in this order."""
         self.start_B, self.end_B = self.start_B[places], self.end_B[places]
         self.longest = int(self.end_B.max())
 
@@ -64,7 +64,7 @@ class RowLayer(DynamicLayer):
         self.rows = rows
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write behind each row's end, [B, G, K, D]; returns what is in use, [B, G, W, D]."""
+        """Write new keys and values after each row's end, [B, G, K, D]; returns those in use, [B, G, W, D]."""
         count = key_states.shape[-2]
         columns_BK, width = self.rows.next(count), self.rows.longest + count
         write(self.keys, key_states, columns_BK)
@@ -73,7 +73,7 @@ class RowLayer(DynamicLayer):
 
 
 def row_cache(filled: Cache, room: int, rows: Rows) -> Cache:
-    """The cache of a prefill, with `room` more columns behind it."""
+    """The cache of a prefill as a row cache, with room for `room` more columns."""
     for index, layer in enumerate(filled.layers):
         filled.layers[index] = RowLayer(layer, room, rows)  # one by one: the old layer's memory is free for the next
     return filled
@@ -89,26 +89,26 @@ def causal_mask(rows: Rows, count: int) -> Tensor:
 
 
 def with_room(tensor_BGTD: Tensor, room: int) -> Tensor:
-    """Keys or values with `room` columns of zeros behind."""
+    """Keys or values extended by `room` columns of zeros."""
     return F.pad(tensor_BGTD, (0, 0, 0, room))
 
 
 def write(buffer_BGTD: Tensor, new_BGKD: Tensor, columns_BK: Tensor) -> None:
-    """Put new columns into each row, in place."""
+    """Write new columns into each row of a buffer, in place."""
     row_B1 = torch.arange(len(columns_BK), device=columns_BK.device)[:, None]
     buffer_BGTD[row_B1, :, columns_BK] = new_BGKD.transpose(1, 2)
 
 
 @frozen
 class Saved:
-    """A cache before a verification: its length, and by layer what cropping would not bring back."""
+    """The state of a cache before a verification: its length, and by layer the states that cropping cannot restore."""
 
     length: int
     layers: dict[int, dict[str, Any]]
 
 
 def save(cache: DynamicCache) -> Saved:
-    """Saves what `roll_back` needs of a cache. To be called behind the prefill, when every layer holds something."""
+    """Save the state of a cache for `roll_back`. Call it after the prefill, when every layer holds something."""
     return Saved(
         cache.get_seq_length(), {index: kept for index, layer in enumerate(cache.layers) if (kept := _keep(layer))}
     )
@@ -128,8 +128,9 @@ def roll_back(cache: DynamicCache, saved: Saved, accepted: int) -> bool:
 
 
 def _crop(layer: Any, length: int) -> None:
-    """Crops a layer to a length. It passes the number of tokens to remove, since newer versions of transformers do not
-    take a length.
+    """Crop a cache layer to a length.
+
+    It passes transformers the number of tokens to remove, since newer versions take no length.
     """
     removed = layer.get_seq_length() - length
     if removed > 0:
@@ -154,6 +155,6 @@ def _put_back(layer: Any, kept: dict[str, Any]) -> None:
 
 
 def _states(layer: LinearAttentionCacheLayerMixin) -> list[Tensor]:
-    """The states of a layer of linear attention; newer versions of transformers number them."""
+    """The states of a linear attention layer in a list; newer versions of transformers number them."""
     kinds = (layer.conv_states, layer.recurrent_states)
     return [state for kind in kinds for state in (kind.values() if isinstance(kind, dict) else [kind])]

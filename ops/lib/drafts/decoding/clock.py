@@ -24,7 +24,7 @@ class DecodeClock:
     _last: float = field(default=0.0, init=False)
 
     def start(self) -> None:
-        """What follows is measured."""
+        """Begin to measure: time before this call does not count."""
         self._last = self._now()
 
     def lap(self, part: Part) -> None:
@@ -39,13 +39,13 @@ class DecodeClock:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for the device's work; there is nothing to wait for on a CPU."""
+    """Wait for the device's work; on a CPU there is nothing to wait for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def start(clock: DecodeClock | None) -> None:
-    """Begin to measure, where there is a clock."""
+    """Start the clock, if there is one."""
     if clock is not None:
         clock.start()
 

@@ -47,17 +47,17 @@ class Decoded:
 
     @property
     def steps(self) -> int:
-        """Verification steps."""
+        """The number of verification steps."""
         return len(self.accepted)
 
     @property
     def generated(self) -> int:
-        """Tokens that the verification steps yielded: all but the first, none after EOS."""
+        """The number of tokens from verification steps: all but the first, none after EOS."""
         return len(self.tokens) - 1
 
     @property
     def generated_unclipped(self) -> int:
-        """Tokens after the first, with what was accepted after EOS or past the length limit."""
+        """The number of tokens after the first, including those accepted after EOS or past the length limit."""
         return sum(self.accepted) + self.steps
 
 
@@ -112,14 +112,14 @@ def decode_speculative(
 
 @define
 class DraftContext:
-    """Keys and values of every draft layer for all tokens before the anchor."""
+    """The keys and values of every draft layer for all tokens before the anchor."""
 
     draft: DraftModel
     length: int = 0
     kv: list[tuple[Tensor, Tensor]] = field(factory=list)
 
     def append(self, features_SF: Tensor) -> None:
-        """Take in the target's features of the next tokens."""
+        """Append the target's features of the next tokens."""
         positions_S = torch.arange(self.length, self.length + len(features_SF), device=features_SF.device)
         features_SF = features_SF.to(self.draft.fc.weight.dtype)
         new = self.draft.context_kv(features_SF, positions_S)
@@ -173,7 +173,7 @@ def margins_of(logits_SV: Tensor, sample_id: str, first: int) -> list[float]:
 
 
 def matching_prefix(proposal: list[int], choices: list[int]) -> int:
-    """How many leading proposals equal the target's choice at their place."""
+    """The number of leading proposals that equal the target's choices."""
     for count, (proposed, chosen) in enumerate(zip(proposal, choices, strict=False)):
         if proposed != chosen:
             return count
@@ -189,15 +189,15 @@ def until_eos(tokens: list[int], eos_token_ids: frozenset[int]) -> list[int]:
 
 
 def _extend(target: Target, cache: DynamicCache, tokens: list[int]) -> Tensor:
-    """Logits [len(tokens), V] behind each token; positions follow from the cache and the prompt's rope deltas."""
+    """The logits [len(tokens), V] after each token; the cache and the prompt's rope deltas give the positions."""
     input_ids = torch.tensor([tokens], device=target.device)
     return target.model(input_ids=input_ids, past_key_values=cache, use_cache=True).logits[0]
 
 
 def check_finite(values_BK: Tensor, model: str, dtype: torch.dtype, place: Callable[[int, int], str]) -> None:
-    """Raise DataError where a value that a token is chosen by is nan or infinite.
+    """Check that values which decide about a token are finite. Raises DataError.
 
-    model: "target" or "draft". place(row, column): where that is, in words.
+    model: "target" or "draft". place(row, column): where a value is, in words.
     """
     wrong = (~values_BK.isfinite()).nonzero()
     if len(wrong):

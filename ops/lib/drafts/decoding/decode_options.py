@@ -32,7 +32,7 @@ class DraftUse:
 
 
 def block_size_mistake(draft: DraftConfig, size: int) -> str:
-    """Why a draft cannot decode in blocks of this size; empty where it can."""
+    """A text on why a draft cannot decode in blocks of this size; empty if it can."""
     if 2 <= size <= draft.block_size:
         return ""
     return f"block_size: must lie in 2..{draft.block_size}, which is the draft's in training, got {size}"

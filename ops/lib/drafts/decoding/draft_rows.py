@@ -50,11 +50,11 @@ class DraftRows:
                 write(buffer, part, columns_BK)
 
     def select(self, places: Tensor) -> None:
-        """Continue with only these rows."""
+        """Drop all rows except these, which are kept in this order."""
         self.kv = [(k[places], v[places]) for k, v in self.kv]
 
     def propose(self, target: Target, anchors_B: Tensor, choice: Choice, check: Callable[[Tensor], None]) -> Proposal:
-        """What the draft's algorithm proposes behind each anchor.
+        """The proposal of the draft's algorithm after each anchor.
 
         check: refuses logits [B, D, V] that are not finite.
         """
@@ -67,7 +67,7 @@ class DraftRows:
         return proposal
 
     def hidden(self, target: Target, anchors_B: Tensor) -> Tensor:
-        """The draft's states that predict the K - 1 tokens behind each anchor, [B, D, M]."""
+        """The draft's states that predict the tokens after each anchor, [B, D, M]."""
         layout, rows = self.layout, self.rows
         dtype, device = self.draft.fc.weight.dtype, anchors_B.device
         embed_VM = target.embed_weight
@@ -88,7 +88,7 @@ class DraftRows:
         return self.draft.config.layout(self.use.block_size)
 
     def _project(self, features_BSF: Tensor, columns_BS: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values [B, G, S, D] of every layer."""
+        """The keys and values [B, G, S, D] of every layer, for new features."""
         positions_BS = (columns_BS - self.rows.start_B[:, None]).clamp(min=0)
         features = features_BSF.flatten(0, 1).to(self.draft.fc.weight.dtype)
         flat = self.draft.context_kv(features, positions_BS.flatten())
@@ -96,11 +96,11 @@ class DraftRows:
 
     @staticmethod
     def _by_row(flat: Tensor, count: int) -> Tensor:
-        """[B, G, S, D] from [G, B * S, D]."""
+        """Keys or values by row, [B, G, S, D], from [G, B * S, D]."""
         return flat.unflatten(1, (count, -1)).transpose(0, 1)
 
     def _attention(self) -> AttendBlocks:
-        """The attention of this step's blocks; the masks are made once for all layers with the same window."""
+        """The attention function for this step's blocks; masks are made once for all layers with the same window."""
         masks: dict[int | None, Tensor] = {}
 
         def attend(
@@ -118,8 +118,9 @@ class DraftRows:
         return attend
 
     def _visible(self, window: int | None) -> Tensor:
-        """bool [B, 1, K, W + K]: which keys of [context | own block] each slot sees; see
-        ops/lib/drafts/attention/blocks.py.
+        """A mask of the keys of [context | own block] that each slot sees, bool [B, 1, K, W + K].
+
+        See ops/lib/drafts/attention/blocks.py.
         """
         rows, size, device = self.rows, self.layout.queries, self.rows.end_B.device
         column_W = torch.arange(rows.longest, device=device)

@@ -44,7 +44,7 @@ class Prefill:
 
 
 def prefill(target: Target, prompts: ModelInputs) -> Prefill:
-    """Run the prompts, padded on either side, through the target."""
+    """Run the prompts, padded on either side, through the target; returns cache and next logits."""
     inputs = pad_left(prompts)
     mask_BS = inputs.attention_mask
     # Three-dimensional positions of images are the model's own affair; those of text would count the padding.

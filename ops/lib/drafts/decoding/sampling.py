@@ -48,7 +48,7 @@ def choose(logits_PV: Tensor, draws_P: Tensor, temperature: float, top_p: float 
 
 
 def probabilities(logits_PV: Tensor, temperature: float) -> Tensor:
-    """The distribution at a temperature above 0, float64."""
+    """The distribution of tokens at a temperature above 0, float64."""
     return (logits_PV.double() / temperature).softmax(-1)
 
 
@@ -88,13 +88,13 @@ def accept_sampled(
 
 
 def accept_greedy(proposal_BD: Tensor, choices_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """Accept at temperature 0: the prefix that matches the target's choices, and the choice behind it."""
+    """Accept a greedy proposal: the length of the prefix that equals the target's choices, and the choice after it."""
     count_B = _leading(proposal_BD == choices_BK[:, :-1])
     return count_B, choices_BK.gather(1, count_B[:, None])[:, 0]
 
 
 def _leading(accepted_BD: Tensor) -> Tensor:
-    """How many are true before the first that is not, int64 [B]."""
+    """The number of leading true values in each row, int64 [B]."""
     return accepted_BD.long().cumprod(dim=1).sum(dim=1)
 
 
@@ -109,26 +109,26 @@ class Choice(Protocol):
         """The first token of each answer, int64 [B]."""
 
     def begin(self, done_B: Tensor) -> None:
-        """Starts a block. done_B: how many tokens each row's answer has."""
+        """Start a block. done_B: the number of tokens in each row's answer."""
 
     def propose(self, logits_BDV: Tensor) -> Tensor:
-        """All the draft's tokens of a block, int64 [B, D]."""
+        """Choose all the draft's tokens of a block, int64 [B, D]."""
 
     def next(self, logits_BV: Tensor, place: int) -> Tensor:
-        """The draft's next token, int64 [B]."""
+        """Choose the draft's next token, int64 [B]."""
 
     def among(self, scores_BC: Tensor, tokens_BC: Tensor, vocabulary: int, place: int) -> Tensor:
-        """The draft's next token, int64 [B], where only C tokens can be chosen."""
+        """Choose the draft's next token among C candidates, int64 [B]."""
 
     def accept(self, proposal_BD: Tensor, logits_BKV: Tensor) -> tuple[Tensor, Tensor]:
-        """How many of the proposal are accepted, and the token behind them, int64 [B]."""
+        """The number of accepted tokens of the proposal, and the token after them, int64 [B] each."""
 
     def select(self, places: Tensor) -> None:
-        """Continue with only these rows."""
+        """Drop all rows except these, which are kept in this order."""
 
 
 class GreedyChoice:
-    """Temperature 0."""
+    """The rule at temperature 0: always the most likely token."""
 
     def first(self, logits_BV: Tensor) -> Tensor:
         return logits_BV.argmax(-1)
@@ -154,10 +154,10 @@ class GreedyChoice:
 
 @define(eq=False)
 class SampledChoice:
-    """A temperature above 0: the draft draws from its own distributions, and `accept_sampled` keeps the target's.
+    """The rule above temperature 0: the draft draws from its own distributions; `accept_sampled` keeps the target's.
 
-    A place of an answer has one draw for each purpose, float64 [B, N]. A draft's draw that was refused with what stood
-    before it may serve again: until the target reaches its place nothing depends on it.
+    A place of an answer has one random number for each purpose, float64 [B, N]. A number behind a refused token may be
+    used again: nothing depends on it until the target reaches its place.
     """
 
     temperature: float
@@ -171,7 +171,7 @@ class SampledChoice:
     def of(
         cls, temperature: float, seed: int, sample_ids: Sequence[str], count: int, device: torch.device
     ) -> SampledChoice:
-        """Creates the choice with `count` draws of each purpose for each sample."""
+        """Create the rule with `count` random numbers of each purpose for each sample."""
         return cls(
             temperature,
             *(draws(seed, sample_ids, purpose, count).to(device) for purpose in ("draft", "accept", "token")),
@@ -211,16 +211,16 @@ class SampledChoice:
         )
 
     def _draw(self, shares_BPV: Tensor, place: int) -> Tensor:
-        """Tokens [B, P] of the places from `place` on."""
+        """Draw tokens [B, P] for the places from `place` on."""
         self._drawn_from.append(shares_BPV)
         return token_at(shares_BPV, _at(self.draft_BN, self._done_B + place, shares_BPV.shape[1]))
 
 
 def draws(seed: int, sample_ids: Sequence[str], purpose: str, count: int) -> Tensor:
-    """float64 [B, count]: a row of draws for each sample."""
+    """Random numbers, float64 [B, count]: a row for each sample."""
     return torch.stack([uniform_draws(seed, sample_id, purpose, count) for sample_id in sample_ids])
 
 
 def _at(draws_BN: Tensor, first_B: Tensor, count: int) -> Tensor:
-    """The draws of `count` places from a row's first on, [B, count]."""
+    """The random numbers for `count` places, from a row's first place on, [B, count]."""
     return draws_BN.gather(1, first_B[:, None] + torch.arange(count, device=first_B.device))

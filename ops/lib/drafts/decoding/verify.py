@@ -19,7 +19,7 @@ from ops.lib.target.model import Target
 
 @define(eq=False)
 class BatchVerifier:
-    """Verifier of a batch's blocks. offset_B: how far a row's positions lie from the count of its tokens."""
+    """Verifies blocks of a batch. offset_B: the difference between a row's positions and its number of tokens."""
 
     target: Target
     cache: Cache
@@ -28,11 +28,11 @@ class BatchVerifier:
 
     @classmethod
     def of(cls, target: Target, cache: Cache, rows: Rows, offset_B: Tensor, room: int) -> BatchVerifier:
-        """Creates the verifier over the cache of a prefill, with room for as many columns."""
+        """Create the verifier over a prefill's cache, with room for `room` columns."""
         return cls(target, row_cache(cache, room, rows), rows, offset_B)
 
     def verify(self, block_BK: Tensor) -> Tensor:
-        """Logits [B, K, V] after each token of the blocks that follow the rows."""
+        """The target's logits [B, K, V] after each token of the blocks that follow the rows."""
         return self.target.model(
             input_ids=block_BK,
             attention_mask=causal_mask(self.rows, block_BK.shape[1]),
@@ -42,10 +42,10 @@ class BatchVerifier:
         ).logits
 
     def settle(self, block_BK: Tensor, kept_B: Tensor) -> None:
-        """Keep the first tokens of each block: nothing to do before the rows advance."""
+        """Do nothing: kept tokens stay in the cache, and the rows' ends advance elsewhere."""
 
     def select(self, places: Tensor) -> None:
-        """Continue with only these rows."""
+        """Drop all rows except these, which are kept in this order."""
         self.cache.reorder_cache(places)
         self.offset_B = self.offset_B[places]
 
@@ -85,10 +85,10 @@ class SingleVerifier:
 
 
 def keeps_all_columns(cache: Cache) -> bool:
-    """Whether every layer holds a key and a value for every token."""
+    """Whether every layer of a cache holds a key and a value for every token."""
     return all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 def _positions(rows: Rows, block_BK: Tensor, offset_B: Tensor) -> Tensor:
-    """int64 [B, K]; behind a prompt the three dimensions of a Qwen-VL position are alike."""
+    """The positions of a block's tokens, int64 [B, K]; after a prompt the three Qwen-VL dimensions are equal."""
     return rows.next(block_BK.shape[1]) - rows.start_B[:, None] + offset_B[:, None]

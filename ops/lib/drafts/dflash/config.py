@@ -54,5 +54,5 @@ WRONG: Mapping[str, str] = {}
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors that the algorithm adds to the backbone, by name, for a config.json."""
+    """The shapes of the tensors that the algorithm adds to the backbone, by name. config: a config.json."""
     return {}

@@ -14,7 +14,7 @@ Weights = Mapping[str, Tensor]
 
 
 def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Tensor, before: list[int]) -> Tensor:
-    """What the next token of a block is chosen by, [V], where `before` are the anchor and the tokens chosen so far."""
+    """The logits of a block's next token, [V]. before: the anchor, and the tokens chosen so far."""
     return hidden_DM[len(before) - 1].to(head_VM.dtype) @ head_VM.T
 
 

@@ -55,7 +55,7 @@ def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -
 
 
 def _base(asked: Asked, head_VM: Tensor, loss: Loss, count: int) -> tuple[Tensor, Tensor]:
-    """The base loss and the candidates; a cross-entropy has all logits in its hands once, and finds them there."""
+    """The base loss and the candidates; a cross-entropy finds the candidates while it has all logits."""
     if needs_teacher(loss.kind):
         given = (asked.hidden_WM, head_VM, asked.labels_W, asked.teacher_WM)
         found = slot_losses(loss.kind, *given, alike_W=asked.alike_W, checked=True)

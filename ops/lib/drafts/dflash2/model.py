@@ -68,12 +68,12 @@ def convolved(y_NKM: Tensor, base_TM: Tensor, made_NKTG: Tensor) -> Tensor:
 
 
 def kernel(base_TM: Tensor, made_NKTG: Tensor, tap: int) -> Tensor:
-    """Kernel of every slot at a tap, [N, K, M]."""
+    """The kernel of every slot at a tap, [N, K, M]."""
     return (base_TM[tap].unflatten(0, (made_NKTG.shape[3], -1)) + made_NKTG[:, :, tap, :, None]).flatten(-2)
 
 
 def _taps(y_NKM: Tensor, base_TM: Tensor) -> int:
-    """How many taps reach a slot of the block."""
+    """The number of taps that can reach a slot of the block."""
     return min(base_TM.shape[0], y_NKM.shape[1])
 
 
@@ -125,7 +125,7 @@ class Selector(Drawn):
         self.successor_codebook.zero_()
 
     def follow(self, projected: Tensor, before: Tensor, candidates: Tensor) -> Tensor:
-        """[..., C] for candidates [..., C] behind the tokens `before` [...]; projected: H h, [..., R]."""
+        """The scores [..., C] of candidates [..., C] after the tokens `before` [...]. projected: H h, [..., R]."""
         wanted = table_rows(self.predecessor_codebook, before, projected.dtype) * projected
         offered = table_rows(self.successor_codebook, candidates, projected.dtype)
         return (offered @ wanted[..., None])[..., 0]

@@ -16,7 +16,7 @@ SELECTOR = "candidate_selector"
 
 
 def enter(own: Weights, sublayer: str, x_NKM: Tensor) -> tuple[Tensor, Tensor]:
-    """The input of a sublayer, "attention" or "mlp", and the kernels made of x; own: the tensors of its layer."""
+    """The input of a sublayer, "attention" or "mlp", and the kernels made from x. own: the layer's tensors."""
     base = own[f"{sublayer}_conv.base_kernel"]
     made = x_NKM @ own[f"{sublayer}_conv.kernel_projection.weight"].T
     made = made.unflatten(-1, (2, base.shape[1], -1)).repeat_interleave(
@@ -26,7 +26,7 @@ def enter(own: Weights, sublayer: str, x_NKM: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def leave(own: Weights, sublayer: str, y_NKM: Tensor, kept: Tensor) -> Tensor:
-    """What is added to the residual stream."""
+    """The addition to the residual stream: the sublayer's output, convolved."""
     return _convolved(kept, y_NKM)
 
 
@@ -40,7 +40,7 @@ def _convolved(kernels: Tensor, y_NKM: Tensor) -> Tensor:
 
 
 def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Tensor, before: list[int]) -> Tensor:
-    """What the next token of a block is chosen by, [V], where `before` are the anchor and the tokens chosen so far."""
+    """The scores of a block's next token, [V]. before: the anchor, and the tokens chosen so far."""
     hidden_M = hidden_DM[len(before) - 1]
     logits_V = hidden_M.to(head_VM.dtype) @ head_VM.T
     logits_V = logits_V.to(torch.promote_types(logits_V.dtype, torch.float32))
@@ -53,7 +53,7 @@ def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Te
 def token_logits(
     config: DraftConfig, weights: Weights, hidden_NKM: Tensor, head_VM: Tensor, tokens_NK: Tensor
 ) -> Tensor:
-    """What the base loss of every token is computed of, [N, K, V]."""
+    """The logits for the base loss of every token, [N, K, V]."""
     return hidden_NKM @ head_VM.T
 
 

@@ -80,7 +80,7 @@ class Dspark:
 
 
 def sizes(draft: DraftConfig) -> Dspark:
-    """The algorithm of a DSpark draft."""
+    """The config of the algorithm of a DSpark draft."""
     assert isinstance(draft.algorithm, Dspark)
     return draft.algorithm
 
@@ -110,9 +110,9 @@ WRONG: Mapping[str, str] = {
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors that the algorithm adds to the backbone, by name, for a config.json.
+    """The shapes of the tensors that the algorithm adds to the backbone, by name. config: a config.json.
 
-    None where the sizes are missing or no numbers.
+    None where sizes are missing or no numbers.
     """
     hidden, vocabulary, rank = config["hidden_size"], config.get("vocab_size"), config.get("markov_rank")
     if not (type(vocabulary) is int and type(rank) is int and vocabulary > 0 and rank > 0):
@@ -139,7 +139,10 @@ def _objective(instance: Any, _attribute: object, weight: float) -> None:
 
 @frozen(kw_only=True)
 class DsparkOptions:
-    """Sizes, layout and terms of the loss. With l1 = 0 and confidence_head = false no final_hidden is needed."""
+    """The table of DSpark in a training: sizes, layout, and terms of the loss.
+
+    With l1 = 0 and confidence_head = false, no final_hidden is needed.
+    """
 
     rank: int = field(default=256, validator=validators.ge(1), help="of the two tables that hold the bias")
     sample_from_anchor: bool = field(
@@ -162,7 +165,7 @@ class DsparkOptions:
         return self.l1 > 0 or self.confidence_head
 
     def sizes(self) -> dict[str, Any]:
-        """The fields of the algorithm's config."""
+        """The values of the algorithm's config fields."""
         return {
             "rank": self.rank,
             "sample_from_anchor": self.sample_from_anchor,

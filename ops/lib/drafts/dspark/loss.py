@@ -42,7 +42,7 @@ def block_losses(draft: DraftModel, asked: Asked, head_VM: Tensor, loss: Loss) -
 
 
 def _compared(asked: Asked, head_VM: Tensor, bias: Bias, loss: Loss) -> tuple[Tensor | None, Comparison]:
-    """The loss and L1 of all slots summed, and each slot's; D-PACE's weights need whole blocks first: no sum."""
+    """The summed loss of all slots, and each slot's comparison; no sum for D-PACE, whose weights need whole blocks."""
     options = loss.own
     assert isinstance(options, DsparkOptions)
     given = (asked.hidden_WM, head_VM, asked.labels_W, asked.teacher_WM, bias)

@@ -17,7 +17,7 @@ from ops.lib.drafts.dspark.config import sizes
 
 
 class Table(nn.Module):
-    """A row a token."""
+    """A table of weights with a row for each token."""
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
@@ -25,14 +25,17 @@ class Table(nn.Module):
 
 
 class MarkovHead(Drawn):
-    """w1 [V, R] is read at the token before, w2 [V, R] gives the bias. w2 is zero at the start: no bias yet."""
+    """A head that adds a bias by the token before: w1 [V, R] is read at that token, w2 [V, R] gives the bias.
+
+    w2 is zero at the start, so that there is no bias.
+    """
 
     def __init__(self, vocabulary: int, rank: int) -> None:
         super().__init__()
         self.markov_w1, self.markov_w2 = Table(vocabulary, rank), Table(vocabulary, rank)
 
     def latent(self, before: Tensor, dtype: torch.dtype) -> Tensor:
-        """[..., R] for tokens [...]."""
+        """The latent vectors [..., R] of tokens [...]."""
         return table_rows(self.markov_w1.weight, before, dtype)
 
     def draw(self, generator: torch.Generator, std: float) -> None:
@@ -51,7 +54,7 @@ class ConfidenceHead(Drawn):
         self.proj = Linear(hidden_size + rank, 1)
 
     def forward(self, hidden: Tensor, latent: Tensor) -> Tensor:
-        """[...] from [..., M] and [..., R]."""
+        """The logit [...] that a proposal is accepted, from [..., M] and [..., R]."""
         return self.proj(torch.cat((hidden, latent), dim=-1))[..., 0]
 
     def draw(self, generator: torch.Generator, std: float) -> None:

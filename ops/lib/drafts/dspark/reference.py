@@ -15,7 +15,7 @@ Weights = Mapping[str, Tensor]
 
 
 def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Tensor, before: list[int]) -> Tensor:
-    """What the next token of a block is chosen by, [V], where `before` are the anchor and the tokens chosen so far."""
+    """The logits of a block's next token, [V]. before: the anchor, and the tokens chosen so far."""
     latent_R, table_VR = _tables(weights, torch.tensor(before[-1], device=head_VM.device))
     return hidden_DM[len(before) - 1].to(head_VM.dtype) @ head_VM.T + table_VR.to(head_VM.dtype) @ latent_R.to(
         head_VM.dtype

@@ -39,7 +39,7 @@ def token_logits(hidden_WM: Tensor, head_VM: Tensor, tokens_WC: Tensor) -> Tenso
 
 
 class BestTokens:
-    """The best tokens of a chunk of rows after the tiles so far: values_RC and tokens_RC, the best first."""
+    """The best tokens of a chunk of rows, after the tiles so far: values_RC and tokens_RC, the best first."""
 
     def __init__(self, length: int, count: int, dtype: torch.dtype, device: torch.device) -> None:
         self.values_RC = torch.full((length, count), -torch.inf, dtype=dtype, device=device)

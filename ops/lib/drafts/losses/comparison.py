@@ -136,9 +136,9 @@ class _Shared:
 
 @frozen(eq=False)
 class _Given:
-    """Tensors that a comparison is made of, with the slots in the order order_W.
+    """The tensors of a comparison, with the slots in the order order_W.
 
-    tensors: hidden, latents, table, the teacher's rows, the head, labels. shared: where slots share rows of the
+    tensors: hidden, latents, table, the teacher's rows, the head, labels. shared: given where slots share rows of the
     teacher.
     """
 
@@ -293,7 +293,7 @@ def _weighed(objective: Objective, values: Comparison, slots_R: Tensor, masses_2
 
 
 def _of_l1(of_l1_W: Tensor | None, of_overlap_W: Tensor | None) -> Tensor | None:
-    """Weight of l1's slope with the overlap's part, whose slope is -1/2 of l1's."""
+    """The weight of l1's derivative, including the overlap's part, whose derivative is -1/2 of l1's."""
     if of_overlap_W is None:
         return of_l1_W
     return of_overlap_W / -2 if of_l1_W is None else of_l1_W - of_overlap_W / 2
@@ -350,7 +350,7 @@ class _Slots:
         return [slice(start, start + size) for start in range(0, len(self.head_VM), size)]
 
     def softmaxes(self, rows: slice, divergence: bool = False, *, with_teacher: bool = True) -> _Softmaxes:
-        """Softmaxes of some slots; the memory of logits is that of the slots before."""
+        """The softmaxes of some slots; they reuse the logits memory of earlier slots."""
         hidden_RM, labels_R = self.hidden_WM[rows], self.labels_W[rows].clone()  # in memory of their own, as in `_of`
         if self.teacher_UM is None or not with_teacher:
             draft_RV = self._logits(hidden_RM, rows)
@@ -384,7 +384,7 @@ class _Slots:
 
 @frozen(eq=False)
 class _Softmaxes:
-    """Softmaxes of some slots, and of the teacher's rows that they are compared with. gap_R: of the divergence."""
+    """The softmaxes of some slots, and of the teacher's rows for them. gap_R: part of the divergence."""
 
     functions: WholeRows
     labels_R: Tensor
@@ -406,12 +406,12 @@ class _Softmaxes:
         return found_nR.to(self.draft.values_NV.dtype), self.draft.correct_N
 
     def slope(self, weights: Weights) -> Tensor:
-        """Slope of the weighted sum in the logits, [R, V]; what was measured is measured no more."""
+        """The derivative of the weighted sum by the logits, [R, V]; it overwrites what was measured."""
         return self.functions.slope(self.draft, self.teacher, self.of_R, self.labels_R, weights)
 
 
 class _Gradients:
-    """Gradients of hidden states, latents and table, as far as they are needed, in the dtype of sums."""
+    """The gradients of hidden states, latents and table, as far as needed, in the dtype of sums."""
 
     def __init__(self, slots: _Slots, needed: Sequence[bool]) -> None:
         self.slots = slots
@@ -422,7 +422,7 @@ class _Gradients:
         ]
 
     def add(self, rows: slice, slope_RV: Tensor) -> None:
-        """The slots' part, of their slope in the logits, in the dtype of products."""
+        """Add some slots' part to the gradients. slope_RV: derivative by their logits, in the dtype of products."""
         slots = self.slots
         hidden_sum_WM, latent_sum_Wr, table_sum_Vr = self.tensors
         if hidden_sum_WM is not None:
@@ -437,7 +437,7 @@ class _Gradients:
 
 
 def rows_at_once(device: torch.device, vocabulary: int) -> int:
-    """Slots whose logits are in memory."""
+    """The number of slots whose logits are in memory at a time."""
     if device.type == "cuda":
         return max(1, CUDA_LOGITS // vocabulary)
     return max(CPU_ROWS, CPU_LOGITS // vocabulary)

@@ -48,7 +48,7 @@ def head_cross_entropy(
 def head_cross_entropy_and_best(
     hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor, count: int, *, checked: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross-entropy of every slot, and the `count` best tokens of every slot, int64 [W, count], best first."""
+    """The cross-entropy of every slot, and its `count` best tokens, int64 [W, count], best first."""
     if not checked:
         check_labels(labels_W, head_VM)
     with_gradient = torch.is_grad_enabled() and hidden_WM.requires_grad
@@ -58,10 +58,10 @@ def head_cross_entropy_and_best(
 def head_kl(
     hidden_WM: Tensor, teacher_WM: Tensor, head_VM: Tensor, labels_W: Tensor, *, checked: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """KL(softmax(teacher head^T) || softmax(hidden head^T)) of every slot [W], and whether hidden's best is the label.
+    """KL(softmax(teacher head^T) || softmax(hidden head^T)) of every slot [W], and whether its best token is the label.
 
-    dtypes, gradient, checked and errors as in `head_cross_entropy`; four products instead of two, three tiles of
-    logits.
+    dtypes, gradient, checked and errors are as in `head_cross_entropy`; it needs four products instead of two, and
+    three tiles of logits.
     """
     if not checked:
         check_labels(labels_W, head_VM)
@@ -77,7 +77,7 @@ def choose_head(device: torch.device) -> tuple[str, Sweep]:
 
 
 def check_labels(labels_W: Tensor, head_VM: Tensor) -> None:
-    """Raise IndexError for labels that are no token; waits for the device."""
+    """Check that all labels are valid tokens; waits for the device. Raises IndexError."""
     if not len(labels_W):
         return
     least, most = (int(bound) for bound in labels_W.aminmax())
@@ -176,7 +176,7 @@ class Tiles:
         self._memory: dict[int, Tensor] = {}
 
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
-        """(first token, the head's rows from there [C, M]) tile by tile."""
+        """Iterate over tiles as pairs: the first token, and the head's rows from there [C, M]."""
         for start in range(0, len(self.head_VM), self.columns):
             yield start, self.head_VM[start : start + self.columns].to(self.product)
 
@@ -188,7 +188,7 @@ class Tiles:
         return [slice(start, start + size) for start in range(0, length, size)]
 
     def scratch(self, shape: tuple[int, int], number: int) -> Tensor:
-        """A tile in memory that every call with the same number uses again; the first shape is the largest."""
+        """A tile of memory that calls with the same number share; the first shape must be the largest."""
         if number not in self._memory:
             self._memory[number] = torch.empty(shape[0] * shape[1], dtype=self.dtype, device=self.device)
         return self._memory[number][: shape[0] * shape[1]].view(shape)
@@ -223,7 +223,7 @@ class HeadSoftmax:
         self.sum_RM = torch.zeros_like(hidden_RM, dtype=tiles.dtype) if with_gradient else None
 
     def logits(self, head_CM: Tensor, number: int) -> Tensor:
-        """Logits of a tile, [R, C], in the scratch memory of that number."""
+        """The logits of a tile, [R, C], in the scratch memory of that number."""
         out = self.tiles.scratch((len(self.hidden_RM), len(head_CM)), number)
         set_product(out, self.hidden_RM, head_CM)
         return out
@@ -239,7 +239,7 @@ class HeadSoftmax:
 
     @property
     def mean_RM(self) -> Tensor:
-        """softmax head, in the memory of the sums: read it once."""
+        """softmax head, computed in the memory of the sums: read it only once."""
         assert self.sum_RM is not None
         return self.sum_RM.div_(self.state.total_R.to(self.sum_RM.dtype)[:, None])
 
@@ -247,14 +247,14 @@ class HeadSoftmax:
 def add_gap(
     gap_R: Tensor, draft_RC: Tensor, teacher: HeadSoftmax, teacher_RC: Tensor, start: int, head_CM: Tensor
 ) -> Tensor:
-    """gap_R plus the tile's sum of exp(teacher - reference) (teacher - draft); takes the tile into its sums."""
+    """Add a tile to gap_R, the sum of exp(teacher - reference) (teacher - draft), and to the teacher's sums."""
     gap_RC = torch.sub(teacher_RC, draft_RC, out=teacher.tiles.scratch(tuple(draft_RC.shape), 2))
     p_RC, scale_R = teacher.add(teacher_RC, start, head_CM)
     return (gap_R if scale_R is None else gap_R * scale_R) + gap_RC.mul_(p_RC).sum(dim=1)
 
 
 def set_product(out: Tensor, hidden_RM: Tensor, head_CM: Tensor) -> None:
-    """out = hidden_RM head_CM^T, in the dtype of out, which CUDA makes of narrower factors (out_dtype)."""
+    """out = hidden_RM head_CM^T, in the dtype of out; CUDA computes it from narrower factors (out_dtype)."""
     if head_CM.dtype == out.dtype:
         torch.mm(hidden_RM, head_CM.T, out=out)
     else:

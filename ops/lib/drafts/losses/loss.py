@@ -41,7 +41,7 @@ class Loss:
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether it reads the target's distribution, which its final hidden states give."""
+        """Whether the loss needs the target's distribution, computed from its final hidden states."""
         return needs_teacher(self.kind, self.own)
 
 
@@ -101,7 +101,7 @@ def slot_losses(
 
 
 def value_of(kind: LossKind, found: Comparison) -> Tensor:
-    """The loss of a kind."""
+    """The loss of each slot by its kind, from a comparison."""
     if not needs_teacher(kind):
         return found.ce_W
     if kind == "kl":
@@ -139,7 +139,7 @@ def combine(loss: Loss, values_W: Tensor, weights_NK: Tensor, rows_W: Tensor, ad
 
 
 def weighted_sum(values_W: Tensor, weights_NK: Tensor, rows_W: Tensor) -> Tensor:
-    """sum(w value), float64 []."""
+    """The weighted sum of the values, sum(w value), float64 []."""
     return (_weights_of(weights_NK, rows_W) * values_W.to(torch.float64)).sum()
 
 
@@ -148,7 +148,7 @@ def _weights_of(weights_NK: Tensor, rows_W: Tensor) -> Tensor:
 
 
 def denominator(loss: Loss, weights_NK: Tensor) -> float:
-    """What the sum is divided by: sum(w); for dpace the number of blocks with a weighted slot."""
+    """The divisor of the summed loss: sum(w); for dpace the number of blocks with a weighted slot."""
     if loss.kind == "dpace":
         return float((weights_NK > 0).any(dim=1).sum())
     return float(weights_NK.sum(dtype=torch.float64))

@@ -35,7 +35,7 @@ def block_tokens(input_ids_S: Tensor, anchors_A: Tensor, block_size: int, mask_t
 
 
 def block_labels(input_ids_S: Tensor, anchors_A: Tensor, block_size: int) -> Tensor:
-    """The token at anchor + k for every slot k, int64 [A, K]; 0 behind the end, where the weight is 0 as well."""
+    """The token at anchor + k for every slot k, int64 [A, K]; 0 past the end, where the weight is 0 as well."""
     positions_AK = anchors_A[:, None] + torch.arange(block_size)
     inside_AK = positions_AK < len(input_ids_S)
     return torch.where(inside_AK, input_ids_S[positions_AK.clamp(max=len(input_ids_S) - 1)], 0)
@@ -86,8 +86,9 @@ class Weighted:
 
     @classmethod
     def of(cls, labels_NK: Tensor, weights_NK: Tensor) -> Weighted:
-        """Finds the weighted slots from labels and weights of N >= 1 blocks, whose device the rows are on. Waits for a
-        device other than the CPU.
+        """Find the weighted slots of N >= 1 blocks, on the device of the weights, from labels and weights.
+
+        It waits for a device other than the CPU.
         """
         weighted_NK = weights_NK > 0
         rows_W = weighted_NK.flatten().nonzero().squeeze(1)
@@ -96,10 +97,10 @@ class Weighted:
         return cls(rows_W, before, least, most)
 
     def rows(self, start: int, end: int) -> Tensor:
-        """Rows of the slots in the blocks [start, end)."""
+        """The rows of the weighted slots in the blocks [start, end)."""
         return self.rows_W[self.before[start] : self.before[end]]
 
     def check(self, vocabulary: int) -> None:
-        """Raise IndexError for labels that are no token."""
+        """Check that all labels are valid tokens. Raises IndexError."""
         if self.least < 0 or self.most >= vocabulary:
             raise IndexError(f"labels from {self.least} to {self.most} do not fit a vocabulary of {vocabulary}")

@@ -41,7 +41,7 @@ class RowState:
 
     @property
     def log_total_R(self) -> Tensor:
-        """log of the sum of exp(logit), float64."""
+        """The log of the sum of exp(logit), float64."""
         return self.total_R.log() + self.reference_R
 
     @property
@@ -68,7 +68,7 @@ def choose_sweep(device: torch.device) -> tuple[str, Sweep]:
 
 
 def torch_sweep(state: RowState, logits_RC: Tensor, start: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """The sweep in plain torch: any device, any dtype."""
+    """Process a tile in plain torch: for any device and dtype."""
     if state.labels_R is not None:
         _look(state, state.labels_R, logits_RC, start)
     top_R = logits_RC.amax(dim=1)
@@ -96,7 +96,7 @@ def _look(state: RowState, labels_R: Tensor, logits_RC: Tensor, start: int) -> N
 def fusible_sweep(
     compute: Callable[..., tuple[Tensor, ...]], state: RowState, logits_RC: Tensor, start: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The sweep by `compute` = `sweep_values` or its compiled form; never waits for the device."""
+    """Process a tile by `compute`: `sweep_values` or its compiled form. It never waits for the device."""
     before = (state.reference_R, state.best_R, state.total_R, state.logit_R, state.ahead_R)
     column_R = None if state.labels_R is None else state.labels_R - start
     p_RC, scale_R, *after = compute(logits_RC, column_R, state.hide, dtype, *before)
@@ -145,7 +145,7 @@ def _compiled() -> Callable[..., tuple[Tensor, ...]]:
 def kernel_sweep(
     function: Callable[..., int], state: RowState, logits_RC: Tensor, start: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
-    """The sweep by the C function, in place; float64 goes through torch."""
+    """Process a tile by the C function, in place; float64 is done by torch."""
     if logits_RC.dtype != torch.float32:
         return torch_sweep(state, logits_RC, start, dtype)
     scale_R = torch.empty_like(state.reference_R)

@@ -56,23 +56,25 @@ class WholeRows(Protocol):
     """
 
     def normalised(self, logits_NV: Tensor, labels_N: Tensor) -> Side:
-        """The softmax; may use the memory of the logits."""
+        """The softmax of some rows; it may overwrite the logits."""
 
     def mean_gap(self, logits_RV: Tensor, teacher_UV: Tensor, of_R: Tensor | None) -> Tensor:
         """sum p (y - x), float64 [R], with the target's logits y, the draft's logits x, and p = softmax(y)."""
 
     def distances(self, draft: Side, teacher: Side, of_R: Tensor | None) -> Tensor:
-        """l1, overlap, above and below, float64 [4, R]."""
+        """The sums l1, overlap, above and below of each row, float64 [4, R]."""
 
     def slope(
         self, draft: Side, teacher: Side | None, of_R: Tensor | None, labels_R: Tensor, weights: Weights
     ) -> Tensor:
-        """The weighted losses' slope in the logits, [R, V], in the dtype of products; may use the memory of the
-        draft's values."""
+        """The derivative of the weighted losses by the logits, [R, V], in the dtype of products.
+
+        It may overwrite the draft's values.
+        """
 
 
 def choose_rows(device: torch.device, dtype: torch.dtype, product: torch.dtype) -> WholeRows:
-    """The fastest functions for rows of this dtype; product: that of the factors of products."""
+    """The fastest implementation for rows of this dtype. product: the dtype of factors of products."""
     is_fast = device.type == "cpu" and dtype == torch.float32 and torch.get_num_threads() <= FEW_THREADS
     library = compiled_comparison() if is_fast else None
     return TorchRows(device, product) if library is None else CRows(library)
@@ -187,7 +189,7 @@ def normaliser(logits_NV: Tensor, labels_N: Tensor) -> tuple[Tensor, ...]:
 
 
 def row_gaps(logits_RV: Tensor, teacher_UV: Tensor, of_R: Tensor | None) -> Tensor:
-    """Computes `mean_gap` in torch."""
+    """The function `mean_gap` in torch."""
     teacher_RV = _beside(teacher_UV, of_R)
     p_RV = (teacher_RV - teacher_RV.amax(dim=1, keepdim=True)).exp()
     gap_R = (p_RV * (teacher_RV - logits_RV)).sum(dim=1, dtype=torch.float64)
@@ -203,7 +205,7 @@ def distance_sums(
     teacher_factor_U: Tensor,
     of_R: Tensor | None,
 ) -> Tensor:
-    """Computes `distances` in torch."""
+    """The function `distances` in torch."""
     q_RV = _probabilities(logits_RV, reference_R, factor_R)
     p_RV = _probabilities(
         *(_beside(values_U, of_R) for values_U in (teacher_UV, teacher_reference_U, teacher_factor_U))
@@ -233,7 +235,7 @@ def row_slope(
     below_R: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Computes `slope` in this dtype, in torch; wrong_R: 1 - q of the label."""
+    """The function `slope` in torch, in this dtype. wrong_R: 1 - q of the label."""
     q_RV = _probabilities(logits_RV, reference_R, factor_R)
     slopes = []
     if teacher_UV is not None and teacher_reference_U is not None and teacher_factor_U is not None:
@@ -273,7 +275,7 @@ def _probabilities(logits_RV: Tensor, reference_R: Tensor, factor_R: Tensor) -> 
 
 
 def _on(device: torch.device, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function, compiled where that is worth its while."""
+    """The function, compiled on CUDA only."""
     return _compiled(function) if device.type == "cuda" else function
 
 
