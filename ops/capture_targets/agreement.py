@@ -101,7 +101,7 @@ def _furthest(
     kind: str,
     image_token_id: int | None,
 ) -> LargestDifference | None:
-    """The largest differences of a layer; None without a token of the kind."""
+    """The largest differences of a layer among tokens of one kind; None without such tokens."""
     found = None
     absolute = 0.0
     for sample, ours_SF, theirs_SF in zip(samples, ours, theirs, strict=True):

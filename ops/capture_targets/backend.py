@@ -31,7 +31,7 @@ class States:
 
 
 class Backend(Protocol):
-    """A loaded target that captures; features are the inputs of layers k+1."""
+    """A loaded target that captures features: the inputs of layers k+1 for each requested layer k."""
 
     def forward(
         self, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
@@ -95,7 +95,7 @@ class Halving:
 
 @define(eq=False)
 class HuggingFaceBackend:
-    """A target of transformers."""
+    """A backend that runs the target by transformers."""
 
     target: Target
 
@@ -119,13 +119,13 @@ class HuggingFaceBackend:
         return flag
 
     def close(self) -> None:
-        """Close nothing: the memory is freed with the object."""
+        """Do nothing: the memory is freed with the object."""
 
 
 def forward_batch(
     target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The result of `device_batch`, on the CPU."""
+    """The features and final states of `device_batch`, copied to the CPU."""
     features_BSF, final_BSM = device_batch(target, samples, layer_ids, final_hidden=final_hidden)
     return features_BSF.cpu(), None if final_BSM is None else final_BSM.cpu()
 

@@ -93,7 +93,7 @@ def file_of(stage: Stage, plan: ShardPlan) -> Path:
 
 
 def rank_shards(plans: Sequence[ShardPlan], config: CaptureTargets, stage: Stage) -> Iterator[ShardPlan]:
-    """The missing shards of this rank's group."""
+    """The missing shards that this rank's group has to make."""
     group, groups = stage.rank // config.tp_degree, stage.world_size // config.tp_degree
     return iter([plan for plan in plans[group::groups] if not file_of(stage, plan).exists()])
 
@@ -192,7 +192,7 @@ def wait_for_shards(plans: Sequence[ShardPlan], stage: Stage) -> None:
 
 
 def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[ShardPlan]:
-    """Cut a split into shards of at most `shard_tokens` tokens (one sample at least)."""
+    """A split cut into shards of at most `shard_tokens` tokens, or a single sample."""
     lengths = [record["tokens"] for record in reader.records]
     plans: list[ShardPlan] = []
     start = tokens = 0
@@ -205,7 +205,7 @@ def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[Shar
 
 
 def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -> None:
-    """Reports the required disk space before anything is captured. Raises DataError if there is not enough."""
+    """Report the required disk space before capturing. Raises DataError if there is not enough."""
     tokens = sum(plan.tokens for plan in plans)
     missing = sum(plan.tokens for plan in plans if not (stage.work_dir / plan.file).exists())
     free = shutil.disk_usage(stage.work_dir).free

@@ -95,7 +95,7 @@ class SglangBackend:
         return [States(features_SF, final_SM) for features_SF, final_SM in captured]
 
     def any_rank(self, flag: bool) -> bool:
-        """Whether the flag is set on a rank of this model."""
+        """Whether the flag is set on a rank of this model; a collective of these ranks."""
         return self.runtime.any_rank(flag)
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class SglangBackend:
 
 @frozen
 class Longest:
-    """The sample with the most tokens."""
+    """The sample with the most tokens: its id and their number."""
 
     id: str
     tokens: int
@@ -129,7 +129,7 @@ def check_length(longest: Longest, limit: int, what: str) -> None:
 
 
 def check_target(target: TargetModel, options: CaptureTargets) -> None:
-    """Raises DataError and ConfigError as `check_config`."""
+    """Check that SGLang can capture a target with these options. Raises DataError and ConfigError as `check_config`."""
     check_config(read_config(target.path / "model"), options)
 
 

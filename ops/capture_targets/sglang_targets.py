@@ -18,7 +18,10 @@ PATCH_DIM_OF_QWEN25 = 1176  # the only width of pixel rows that SGLang's Qwen2.5
 
 
 def check_config(config: Mapping[str, Any], options: CaptureTargets) -> None:
-    """Raises DataError for a target that was not compared with SGLang, and ConfigError for its ranks."""
+    """Check that SGLang was compared for this kind of target, and that ranks can share it.
+
+    Raises DataError for the target, and ConfigError for the ranks.
+    """
     model_type, remedy = config.get("model_type"), 'use backend = "huggingface"'
     if model_type not in MODEL_TYPES:
         raise DataError(

@@ -59,7 +59,9 @@ class Shard:
             self._copied.record()
 
     def write(self, path: Path, worker: int = 0) -> None:
-        """Write the file, which appears whole or not at all. Raises DataError for states that are not finite."""
+        """Write the shard's file, which appears whole or not at all. Raises DataError for states that are
+        not finite.
+        """
         if self._copied is not None:
             self._copied.synchronize()
         assert self._features_TF is not None

@@ -57,9 +57,9 @@ BEHIND = (
 
 @frozen(eq=False)
 class Watched:
-    """Inputs of SGLang's draft while it decoded one prompt.
+    """The inputs of SGLang's draft while it decoded one prompt.
 
-    features_SF: of the target, on the CPU. positions_S: theirs, on the CPU. answer: as decoded.
+    features_SF: the target's features, on the CPU. positions_S: their positions, on the CPU. answer: as decoded.
     """
 
     prompt: Prompt
@@ -85,7 +85,7 @@ class Comparison:
 
 
 def prompts_to_watch(prompts: Sequence[Prompt], departed: Sequence[Departure]) -> list[Prompt]:
-    """The first prompts with and without images, and those of the first departures."""
+    """The prompts whose draft inputs are recorded: the first with and without images, and the first departures'."""
     chosen = [departure.prompt for departure in departed[:DEPARTED]]
     for with_images in (False, True):
         kind = [prompt for prompt in prompts if bool(len(prompt.sample.image_grid_thw)) == with_images]
@@ -121,7 +121,7 @@ def compare_watched(target: Target, draft: DraftModel, watched: Sequence[Watched
 
 
 def seen_mistake(cause: Finding) -> Finding:
-    """The mistake for wrong inputs without wrong accepted lengths."""
+    """The mistake for wrong inputs of the draft that did not change accepted lengths."""
     effect = (
         "verifies every token, so the answers are still right, but it accepts less of what the draft proposes the more "
         "it learned from the target's states"
@@ -130,7 +130,7 @@ def seen_mistake(cause: Finding) -> Finding:
 
 
 def other_positions(watched: Watched) -> Finding | None:
-    """The cause if the keys of the context do not have the positions of their tokens."""
+    """The cause if the context's keys do not have their tokens' positions; None if they do."""
     positions_S = watched.positions_S
     expected_S = torch.arange(len(positions_S))
     if torch.equal(positions_S, expected_S):
@@ -194,7 +194,7 @@ class Along:
 
     @classmethod
     def of(cls, target: Target, watched: Watched) -> Along:
-        """Raises what the target raises; tokens after the answer's end are omitted."""
+        """Run dflow's target over a prompt and its answer, up to the answer's end. Raises as the target does."""
         sample, answer = watched.prompt.sample, watched.answer
         ids_S = torch.cat([sample.input_ids[: sample.prompt_tokens], torch.tensor(answer.tokens)])
         ids_S = ids_S[: max(sample.prompt_tokens, min(len(ids_S), len(watched.features_SF)))]
@@ -302,7 +302,7 @@ def is_tie(target: Target, draft: DraftModel, departure: Departure, margin: floa
 
 
 def find_cause(target: Target, draft: DraftModel, departure: Departure, comparison: Comparison) -> Finding:
-    """The cause of a departure: first the draft's inputs, of any prompt."""
+    """The cause of a departure; wrong inputs of the draft, for any prompt, come first."""
     if comparison.cause is not None:
         return comparison.cause
     again = decode_speculative(target, draft, departure.prompt.sample, departure.prompt.max_new_tokens)
@@ -310,7 +310,7 @@ def find_cause(target: Target, draft: DraftModel, departure: Departure, comparis
 
 
 def other_dtype(served_in: str, evaluated_in: str) -> Finding:
-    """The cause if nothing else differs."""
+    """The cause to name if nothing but the dtype differs."""
     return Finding(
         f"features and positions of the prompt are correct, but SGLang serves in {served_in} and evaluate "
         f"decoded in {evaluated_in}, and rounding changes the answers, in which the draft may be worse",
@@ -319,7 +319,7 @@ def other_dtype(served_in: str, evaluated_in: str) -> Finding:
 
 
 def _along(target: Target, layer_ids: Sequence[int], prompt: Prompt) -> tuple[Tensor, Tensor]:
-    """Logits [S, V] and features [S, F] of the prompt with its answer, in one forward pass."""
+    """The logits [S, V] and features [S, F] of the prompt with its answer, from one forward pass."""
     ids = torch.cat([prompt.sample.input_ids[: prompt.sample.prompt_tokens], torch.tensor(prompt.tokens)])
     whole = evolve(prompt.sample, input_ids=ids, loss_mask=torch.zeros(len(ids), dtype=torch.bool))
     with target.capture_inputs(layer_ids) as captured:

@@ -25,7 +25,7 @@ COMPARED = (
 
 
 def without_worker(engine: str) -> str:
-    """Why the live stage cannot serve a draft, by what serves it in SGLang, if anything does."""
+    """A text on why the live stage cannot serve a draft. engine: the name of its algorithm in SGLang, "" for none."""
     if not engine:
         return NO_SERVER
     return f"the live stage runs SGLang's workers {' and '.join(WORKERS)} only, and this draft is served by {engine}"

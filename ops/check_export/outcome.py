@@ -42,7 +42,7 @@ class Outcome:
 
     @property
     def shown_warnings(self) -> tuple[str, ...]:
-        """All that the user is warned of; `warnings` are those of the draft."""
+        """All warnings for the user; the field `warnings` holds only those about the draft."""
         if not self.engine:
             return (f"the live stage was SKIPPED: {UNSERVED}", *self.warnings)
         short = "dflow resume RUN --from check (docs/serving.md)" if self.engine in WORKERS else COMPARE
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def remedy(self) -> str:
-        """What to do where the live stage was skipped."""
+        """Advice for a skipped live stage."""
         if not self.engine:
             return UNSERVED
         return REPEAT if self.engine in WORKERS else COMPARE
@@ -93,7 +93,7 @@ class Outcome:
         }
 
     def metrics(self) -> dict[str, float]:
-        """The figures by their names in MLflow."""
+        """The results by their names in MLflow."""
         flat = {
             "check/static_passed": 1.0,
             "check/live_skipped": float(self.served is None),
@@ -130,7 +130,7 @@ class Outcome:
         ]
 
     def show(self, stage: Stage) -> None:
-        """The result in a few lines."""
+        """Show the result to the user in a few lines."""
         stage.info("the serving directory meets the contract")
         if self.served is None or self.tau_served is None:
             stage.info(f"the live stage was skipped: {' '.join(str(self.skipped).split())}")
@@ -149,7 +149,7 @@ def taus(answers: Iterable[tuple[str, Decoded]]) -> dict[str, float | None]:
 
 
 def card_text(outcome: Outcome) -> str:
-    """The model card's section of accepted lengths."""
+    """The text of the model card's section on accepted lengths."""
     report = outcome.report
     rows = [
         (name, measured["prompts"], number(measured["tau"]), interval_text(measured, "-"))

@@ -71,7 +71,10 @@ def check_export(config: CheckExport, stage: Stage) -> None:
 
 
 def check_report(report: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Raises DataError for a report of other inputs, or that serving cannot repeat. `check_serving` has the draft."""
+    """Check that a report was made with the gate's inputs and serving settings. Raises DataError.
+
+    `check_serving` checks the draft.
+    """
     digests = {edge: given.digest for edge, given in inputs.items()}
     refuse_conflicts(by_field(report_mistakes(ReportForecast.of(report), digests, None)), inputs["report"])
 
@@ -79,7 +82,7 @@ def check_report(report: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
 def choose_prompts(
     config: CheckExport, stage: Stage, report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> list[Prompt]:
-    """The first `live_prompts` of each category, in the order of the evaluation."""
+    """The prompts to serve: the first `live_prompts` of each category, in the order of the evaluation."""
     reader = TokenReader(stage.inputs["tokens"], report["split"])
     index = {record["id"]: place for place, record in enumerate(reader.records)}
     counts: Counter[str] = Counter()
@@ -93,7 +96,7 @@ def choose_prompts(
 
 
 def serve(config: CheckExport, stage: Stage, prompts: Sequence[Prompt]) -> tuple[LiveResult | None, str | None]:
-    """SGLang's results for the prompts, or why it was not used. Raises DataError if it was required and failed."""
+    """The results of SGLang for the prompts, or why it was not used. Raises DataError if it was required and failed."""
     if config.live == "off":
         return None, 'live = "off"'
     draft_dir, target_dir = stage.inputs["draft"].path, stage.inputs["target"].path / "model"
@@ -147,7 +150,7 @@ def rotary_warnings(config: Mapping[str, Any]) -> list[str]:
 
 
 def write(stage: Stage, outcome: Outcome) -> None:
-    """Writes the serving directory as shipped, with tau in its card, and check.json."""
+    """Write the serving directory to ship, with tau in its model card, and check.json."""
     source, shipped = stage.inputs["draft"].path, stage.out_dir / "draft"
     folders = ("", SPECULATORS) if SPECULATORS in formats_of(read_json(source / CONFIG)) else ("",)
     for folder in folders:

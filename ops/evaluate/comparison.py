@@ -38,7 +38,7 @@ class Measured:
 
 
 def compare_evaluations(artifacts: Sequence[Compared]) -> Iterator[Section]:
-    """Tables of tau and of the speed-up; of what was not measured alike nothing but the reason."""
+    """Report sections that compare tau and speed-up; for what was measured differently only the reason is shown."""
     found = variants(artifacts)
     yield from _tau(found)
     yield from _speedup(found)
@@ -143,7 +143,7 @@ def _within(least: float, value: float, drawn_R: np.ndarray | None, count: int) 
 
 
 def _value(sums: np.ndarray) -> np.ndarray:
-    """[...] of the last axis."""
+    """The ratio, or ratio of two ratios, along the last axis: [..., 2] or [..., 4] becomes [...]."""
     ratio: np.ndarray = sums[..., 0] / sums[..., 1]
     return ratio if sums.shape[-1] == 2 else ratio / (sums[..., 2] / sums[..., 3])
 

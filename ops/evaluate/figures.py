@@ -22,7 +22,7 @@ def figures(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[
 
 
 def slots_figure(report: Mapping[str, Any]) -> Figure:
-    """Acceptance by position in the block, of the random and the trained draft."""
+    """A figure of acceptance by position in the block, for the random and the trained draft."""
     figure, axes = _empty(report)
     for key, label in (("acceptance_by_slot", "trained draft"), ("acceptance_by_slot_random", "random draft")):
         if key in report:
@@ -33,7 +33,7 @@ def slots_figure(report: Mapping[str, Any]) -> Figure:
 
 
 def lengths_figure(report: Mapping[str, Any]) -> Figure:
-    """How often a step accepted each number of the draft's tokens."""
+    """A figure of how often a step accepted each number of draft tokens."""
     figure, axes = _empty(report)
     counts = report["accepted_lengths"]
     axes.bar(range(len(counts)), [count / max(sum(counts), 1) for count in counts])
@@ -42,7 +42,7 @@ def lengths_figure(report: Mapping[str, Any]) -> Figure:
 
 
 def position_figure(report: Mapping[str, Any]) -> Figure:
-    """tau of the steps that began in each part of the answer, with 95 % intervals."""
+    """A figure of tau by the part of the answer in which steps began, with 95 % intervals."""
     figure, axes = _empty(report)
     parts = report["tau_by_position"]
     taus = [part["tau"] for part in parts]

@@ -14,7 +14,7 @@ Z_975 = 1.960
 
 
 def resampled(count: int, resamplings: int, seed: int) -> np.ndarray:
-    """[R, count] places, drawn with replacement."""
+    """Random indices for bootstrap samples, [R, count], drawn with replacement."""
     return np.random.default_rng(seed).integers(0, count, size=(resamplings, count))
 
 

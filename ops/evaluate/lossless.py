@@ -53,14 +53,14 @@ class Difference:
 
 @frozen
 class Losses:
-    """The result of comparing all answers. answers: their number."""
+    """The result of comparing all answers with the plain ones. answers: their number."""
 
     answers: int
     ties: tuple[Difference, ...]
     errors: tuple[Difference, ...]
 
     def verdict(self, result: PromptResult) -> str:
-        """ "identical", "tie" or "differs", of the trained draft's answer to a prompt."""
+        """The verdict on the trained draft's answer to a prompt: "identical", "tie" or "differs"."""
         for verdict, found in (("differs", self.errors), ("tie", self.ties)):
             if any(difference.id == result.id and difference.draft == "trained" for difference in found):
                 return verdict
@@ -72,7 +72,7 @@ class Losses:
         return len(self.ties) > MANY_TIES * self.answers
 
     def rows(self) -> list[dict[str, Any]]:
-        """The differences as report.json has them, the errors first."""
+        """The differences as in report.json, errors first."""
         return [
             {**asdict(difference), "verdict": verdict}
             for verdict, found in (("error", self.errors), ("tie", self.ties))
@@ -113,7 +113,7 @@ def rounding(results: Sequence[PromptResult]) -> dict[str, float | int | None]:
 def lossless_message(
     losses: Losses, tie_margin: float, rounded: dict[str, Any], text: Callable[[int], str], report: str
 ) -> str:
-    """The message for errors. text: of a token; report: the folder with all details."""
+    """The message about answers that are not lossless. text: gives a token's text. report: the folder with details."""
     shown = [f"  {difference_text(error, text)}" for error in losses.errors[:SHOWN]]
     if len(losses.errors) > SHOWN:
         shown.append(f"  ... and {len(losses.errors) - SHOWN} more")
@@ -204,10 +204,10 @@ def _at(answer: Decoded, position: int) -> tuple[int | None, float | None]:
 
 
 def _behind(answer: Decoded, position: int, token: int | None) -> float | None:
-    """Distance of the token's logit from the best one there, if it is near."""
+    """How far a token's logit lies below the best one at a place; None if it is not near."""
     return None if token is None else answer.near.get(position, {}).get(token)
 
 
 def _is_best(answer: Decoded, position: int) -> bool:
-    """Whether the token chosen there is the best; true if no other was near, or the answer had ended."""
+    """Whether the token chosen at a place is the best one; true if no other was near, or the answer had ended."""
     return position not in answer.near or answer.near[position].get(answer.tokens[position]) == 0

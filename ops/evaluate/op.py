@@ -19,7 +19,7 @@ TIE_MARGINS = {"float32": 1e-4, "float16": 0.0625, "bfloat16": 0.5}
 
 
 def _temperature(_instance: object, _attribute: object, temperature: float) -> None:
-    """0, or a number that logits can be divided by."""
+    """A validator: the temperature is 0, or a number that logits can be divided by."""
     if not math.isfinite(temperature) or 0 < temperature < LEAST_TEMPERATURE:
         raise ValueError(
             f"'temperature': {temperature:g} is neither 0 nor a finite number of at least {LEAST_TEMPERATURE:g}"
@@ -107,7 +107,7 @@ class Evaluate:
 
     @property
     def largest_tie(self) -> float:
-        """tie_margin, or the dtype's own."""
+        """The largest difference of logits that counts as a tie: tie_margin, or the dtype's default."""
         return TIE_MARGINS[self.dtype] if self.tie_margin is None else self.tie_margin
 
     def external_files(self) -> Mapping[str, Path | None]:

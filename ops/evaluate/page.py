@@ -41,7 +41,10 @@ VERDICTS = {
 
 @frozen(kw_only=True)
 class Shown:
-    """A prompt and its answer. runs: (step from 1, or 0 for the prefill; text accepted; text of the target's token)."""
+    """A prompt and its answer on the page.
+
+    runs: (step from 1, or 0 for the prefill; accepted text; text of the target's token).
+    """
 
     id: str
     category: str
@@ -69,7 +72,7 @@ def write_page(file: Path, summary: Summary, processor: Processor) -> None:
 
 
 def show(sample: TokenSample, answer: Decoded, verdict: str, processor: Processor) -> Shown:
-    """A sample on the page; only its prompt is used."""
+    """A sample's prompt and answer, prepared for the page; only the sample's prompt is used."""
     prompt = sample.input_ids[: sample.prompt_tokens]
     images = int((prompt == processor.image_token_id).sum()) > 0 if processor.image_token_id is not None else False
     return Shown(
@@ -84,7 +87,7 @@ def show(sample: TokenSample, answer: Decoded, verdict: str, processor: Processo
 
 
 def page(shown: Sequence[Shown], total: int) -> str:
-    """The whole page. total: how many prompts there were."""
+    """The HTML page of prompts and answers. total: the number of all prompts."""
     by_tau = sorted(range(len(shown)), key=lambda place: (shown[place].tau is None, shown[place].tau or 0.0))
     by_kind = sorted(range(len(shown)), key=lambda place: shown[place].category)
     worst = {place: rank for rank, place in enumerate(by_tau)}
@@ -117,7 +120,7 @@ def token_text(processor: Processor, token: int) -> str:
 
 
 def thumbnails(sample: TokenSample, processor: Processor) -> Iterator[str]:
-    """A data: address of each image as the target saw it, made small."""
+    """Small data: URLs of a sample's images, as the target saw them."""
     start = 0
     for t, h, w in sample.image_grid_thw.tolist():
         image = picture(sample.pixel_values[start : start + t * h * w], (t, h, w), processor)

@@ -61,7 +61,7 @@ class Prompt:
 
     @classmethod
     def held_out(cls, reader: TokenReader) -> list[Prompt]:
-        """The samples of a split, whose answers are not used."""
+        """The samples of a split as prompts; their answers are not used."""
         return [
             cls(
                 origin=f"sample {row['id']}",
@@ -120,7 +120,7 @@ def read_benchmark(file: Path, encoder: ChatEncoder) -> list[Prompt]:
 
 
 def _prompt(row: BenchmarkRow, encoder: ChatEncoder) -> Prompt:
-    """Raises Unusable."""
+    """A benchmark's row as a prompt. Raises Unusable."""
     raw = row.sample
     turns = joined_messages({"conversations": [turn.row() for turn in raw.turns], "images": raw.images}, "in-place")
     if raw.images and not encoder.processor.sees:
@@ -137,7 +137,7 @@ def _prompt(row: BenchmarkRow, encoder: ChatEncoder) -> Prompt:
 def _sample(
     sample_id: str, category: str, turns: Messages, images: tuple[Path | bytes, ...], encoder: ChatEncoder
 ) -> TokenSample:
-    """Raises Unusable."""
+    """The target's input for a benchmark's row. Raises Unusable."""
     chunks = load_each(images, encoded_image, encoder.processor)
     return prompt_sample(sample_id, category, turns, chunks, encoder)
 

@@ -31,7 +31,7 @@ def report(folder: Path) -> Sequence[Section]:
 
 
 def compare(artifacts: Sequence[Compared]) -> Sequence[Section]:
-    """Drafts on the same prompts."""
+    """The report sections that compare several drafts on the same prompts."""
     return list(compare_evaluations(artifacts))
 
 

@@ -96,9 +96,10 @@ def by_category(answers: Iterable[tuple[str, Decoded]]) -> dict[str, list[Decode
 def tau_interval(
     generated_N: np.ndarray, steps_N: np.ndarray, resamplings: int, seed: int, block_size: float = math.inf
 ) -> tuple[float, float] | tuple[None, None]:
-    """The 95 % interval of sum(generated) / sum(steps), from prompts drawn with replacement, within what a step yields.
+    """The 95 % interval of sum(generated) / sum(steps), from prompts drawn with replacement.
 
-    That is 1 to block_size tokens. Prompts without a step are omitted; None if fewer than two remain.
+    It is limited to 1 to block_size tokens, the range of a step. Prompts without a step are omitted; None if fewer than
+    two remain.
     """
     counts = steps_N > 0
     generated_N, steps_N = generated_N[counts], steps_N[counts]

@@ -31,7 +31,10 @@ WAYS = ("plain", "speculative")
 
 @frozen(kw_only=True)
 class Summary:
-    """All results. losses: None if answers were sampled, which cannot be compared. imported: as of `import_record`."""
+    """All results of an evaluation. losses: None if answers were sampled, which cannot be compared.
+
+    imported: see `import_record`.
+    """
 
     config: Evaluate
     use: DraftUse
@@ -118,7 +121,7 @@ class Summary:
         return measured
 
     def _parts(self, way: str) -> dict[str, float]:
-        """Seconds of all batches by part of the work."""
+        """The seconds of all batches by part of the work. way: "plain" or "speculative"."""
         parts: dict[str, float] = {}
         for batch in self.batches:
             for name, seconds in batch.parts[way].items():

@@ -37,7 +37,7 @@ from ops.lib.target.model import Target
 
 @frozen
 class PromptResult:
-    """Answers to one prompt; random: with the untrained draft, if measured."""
+    """The answers to one prompt. random: with the untrained draft, if measured."""
 
     id: str
     category: str
@@ -48,7 +48,7 @@ class PromptResult:
 
 @frozen
 class BatchResult:
-    """A batch and its times. parts: "plain" and "speculative" -> part of the work -> seconds."""
+    """The answers of a batch, and its times. parts: "plain" and "speculative" -> part of the work -> seconds."""
 
     results: tuple[PromptResult, ...]
     time: BatchTime
@@ -114,7 +114,7 @@ PARTS: tuple[Part, ...] = ("prefill", "draft", "verify")
 
 @frozen
 class Decoder:
-    """Decodes batches both ways. untrained: a draft with random weights, or None."""
+    """Decodes batches plainly and speculatively. untrained: a draft with random weights, or None."""
 
     target: Target
     draft: DraftModel
@@ -165,7 +165,7 @@ class Decoder:
 def decode_in_turns(
     decoder: Decoder, prompts: Sequence[Prompt], batch_size: int, stage: Stage
 ) -> tuple[list[PromptResult], list[BatchResult]]:
-    """(results in the order of the prompts, the batches). Batches of an earlier attempt are read from work_dir.
+    """The results in the order of the prompts, and the batches; those of an earlier attempt are read from work_dir.
 
     Raises StopRequested; results so far are kept.
     """

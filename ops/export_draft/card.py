@@ -48,12 +48,12 @@ class CardFacts:
 
     @property
     def target_name(self) -> str:
-        """The model id, or the family of a checkpoint without one."""
+        """The target's model id, or the family of a checkpoint without one."""
         return self.target.get("model_id") or f"a {self.target['model_type']} checkpoint"
 
 
 def model_card(facts: CardFacts) -> str:
-    """README.md, with front matter as Hugging Face reads it."""
+    """The text of the model card README.md, with front matter for Hugging Face."""
     parts = [
         _front_matter(facts),
         f"# Draft for {facts.target_name} ({facts.draft.algorithm.name})",
@@ -74,7 +74,7 @@ def model_card(facts: CardFacts) -> str:
 
 
 def with_place(text: str) -> str:
-    """The section of the accepted lengths, between its marks."""
+    """The model card's section on accepted lengths, between marks by which it is found again."""
     return f"{BEGIN}\n\n## Accepted length\n\n{text}\n\n{END}"
 
 
@@ -94,7 +94,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _sources(algorithm: Algorithm) -> str:
-    """Links to DFlash, and to the algorithm that extends it."""
+    """Links to the papers of DFlash, and of the algorithm that extends it."""
     own = f"[{algorithm.name}]({algorithm.source})" if algorithm.source else algorithm.name
     dflash = plain()
     return f"[DFlash]({dflash.source})" + ("" if algorithm.name == dflash.name else f", extended by {own}")
@@ -126,7 +126,7 @@ def _target(facts: CardFacts) -> str:
 
 
 def _serving(facts: CardFacts) -> str:
-    """The commands for this directory; the target's place is a shell variable if it has no model id."""
+    """The commands to serve this directory; a target without a model id is a shell variable."""
     served = facts.served
     if not facts.draft.algorithm.engine:
         return f"## Serving\n\n{NO_SERVER[0].upper()}{NO_SERVER[1:]}: dflow alone decodes with it (`evaluate`)."
@@ -181,7 +181,7 @@ def _draft_option(facts: CardFacts, path: str) -> DraftOption:
 
 
 def _shell(line: str, model_id: str | None) -> str:
-    """A block of shell lines; the place of a target without a model id is a variable."""
+    """A Markdown block with a shell command; a target without a model id is a shell variable."""
     lines = [line.replace(f"'{TARGET_PLACE}'", f'"{TARGET_PLACE}"')]
     if not model_id:
         lines.insert(0, "TARGET=/path/to/target")
@@ -217,7 +217,7 @@ def rotary_warning(partial_rotary_factor: float) -> str | None:
 
 
 def _origin(imported: Mapping[str, Any]) -> str:
-    """Lines on a draft that was trained elsewhere: who wrote it, and what its files leave open."""
+    """Lines on a draft that was trained elsewhere: its publisher, and what its files omit."""
     named = {name: imported[name] for name in ("source", "revision") if name in imported}
     parts = [
         "## Origin\n\nTrained elsewhere, and imported by `load_draft` of dflow.",

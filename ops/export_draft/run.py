@@ -72,7 +72,7 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
 
 
 def write_speculators(folder: Path, shape: DraftConfig, dtype: str, verifier: Verifier) -> None:
-    """The draft of a serving directory once more, in speculators' format. Both share the file of the weights."""
+    """Write the draft of a serving directory a second time, in speculators' format; both share the weights' file."""
     (folder / SPECULATORS).mkdir(exist_ok=True)
     write_json(folder / SPECULATORS / CONFIG, to_speculators(shape, dtype, verifier))
     link_or_copy(folder / WEIGHTS, folder / SPECULATORS / WEIGHTS)

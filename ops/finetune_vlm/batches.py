@@ -81,7 +81,10 @@ def micro_batches(
 
 
 def passes_of_rank(reader: TokenReader, samples: Sequence[int], limit: int, stage: Stage) -> list[ModelInputs | None]:
-    """The batches of a rank's forward passes over some samples; None if the rank has none left."""
+    """The batches of a rank's forward passes over some samples. A pass for which the rank has no batch is None.
+
+    limit: padded tokens of a batch.
+    """
     lengths = [record["tokens"] for record in reader.records]
     row, rows = stage.rank // stage.sp_degree, stage.world_size // stage.sp_degree
     cut = micro_batches(samples, lengths, limit, row, rows)

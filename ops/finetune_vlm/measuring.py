@@ -30,7 +30,7 @@ HELD_OUT = ("val", "test")
 
 @frozen
 class Metric:
-    """Rule by which an answer counts as right; `kind` and `pattern` are the fields `metric` and `pattern` of the op."""
+    """The rule by which an answer counts as right. kind, pattern: the op's fields `metric` and `pattern`."""
 
     kind: str
     pattern: str | None = None
@@ -118,7 +118,7 @@ class HeldOut:
 
     @torch.no_grad()
     def loss(self, split: str, parallel: ParallelTarget) -> float | None:
-        """Mean cross-entropy per answer token; None without one. All ranks call it."""
+        """The mean cross-entropy per answer token of a split; None without one. All ranks must call it."""
         reader = self.readers[split]
         if not len(reader):
             return None
@@ -135,7 +135,7 @@ class HeldOut:
     def accuracy(
         self, split: str, parallel: ParallelTarget, saved: Path, stop_if_asked: Callable[[], None]
     ) -> float | None:
-        """Share of right answers of the target in `saved`, each rank decoding a part; None if nothing is compared.
+        """The share of right answers of the target in `saved`; None if nothing is compared. Each rank decodes a part.
 
         stop_if_asked: called before every batch, on all ranks alike; may raise StopRequested.
         """
@@ -172,9 +172,9 @@ def _check_lengths(
     readers: Mapping[str, TokenReader],
     compared: Mapping[str, Sequence[int]],
 ) -> None:
-    """Warns of labels with more tokens than max_new_tokens, whose samples always count as wrong.
+    """Warn of labels with more tokens than max_new_tokens, whose samples always count as wrong.
 
-    Raises DataError if all are.
+    Raises DataError if all labels are too long.
     """
     records = [readers[split].records[index] for split in HELD_OUT for index in compared[split]]
     if not records:
@@ -225,7 +225,7 @@ def count_right(
     decode: Callable[[list[int]], str],
     max_new_tokens: int,
 ) -> int:
-    """How many samples of a batch the target answers right. decode: ids to text."""
+    """The number of samples in a batch that the target answers right. decode: ids to text."""
     answers = greedy_answers(target, [reader.sample(index) for index in indices], max_new_tokens)
     right = 0
     for index, answer in zip(indices, answers, strict=True):
@@ -242,7 +242,7 @@ def greedy_answers(target: Target, samples: Sequence[TokenSample], max_new_token
 
 
 def _contains_words(wanted: str, text: str) -> bool:
-    """Whether a text contains the wanted one as whole words."""
+    """Whether a text contains the wanted text as whole words."""
     start = text.find(wanted)
     while start >= 0:
         end = start + len(wanted)

@@ -19,12 +19,10 @@ from ops.lib.training.rank_group import is_first
 
 
 def save_target(parallel: ParallelTarget, directory: Path, source: Path | None = None) -> None:
-    """Write weights and config, in the dtype of the computation, with the tensor names of the original checkpoint.
+    """Write the target's weights and config, in the compute dtype, with the original checkpoint's tensor names.
 
-    SGLang can serve the directory, unlike transformers' own output for some families.
-
-    source: the checkpoint whose code is copied, if it is trusted. Every rank calls it, and the first one writes;
-    afterwards all may read.
+    SGLang can serve the directory, unlike transformers' own output for some families. source: the checkpoint whose code
+    is copied, if it is trusted. Every rank calls it, and the first one writes; afterwards all may read.
     """
     model = parallel.target.model
     reshard(model)
@@ -91,7 +89,7 @@ def _differs_from_saved(parallel: ParallelTarget) -> bool:
 
 
 def _write_dtype(config: Path, dtype: torch.dtype) -> None:
-    """Corrects the dtype in config.json, where save_pretrained writes that of the weights during training."""
+    """Correct the dtype in config.json, where save_pretrained writes the dtype of training."""
     content = read_json(config)
     for part in (content, content.get("text_config"), content.get("vision_config")):
         if part and "dtype" in part:

@@ -76,10 +76,7 @@ def parts_of(target: Target) -> dict[str, Part]:
 
 
 def freeze(config: FinetuneVlm, target: Target, stage: Stage) -> None:
-    """Freeze the parts that the config names; before the model is sharded.
-
-    Raises ConfigError as `check_parts`.
-    """
+    """Freeze the parameters that the config names; call it before sharding. Raises ConfigError as `check_parts`."""
     parts = parts_of(target)
     check_parts(config, {*parts.values()}, target.family.config["model_type"])
     sizes: Counter[str] = Counter()
@@ -91,9 +88,9 @@ def freeze(config: FinetuneVlm, target: Target, stage: Stage) -> None:
 
 
 def make_optimizer(config: FinetuneVlm, model: nn.Module, parts: dict[str, Part]) -> Optimizer:
-    """An optimizer over the parameters that are trained, at rate 0; a group's "peak" is the highest rate of its part.
+    """An optimizer over the trained parameters, at rate 0. A group's "peak" is the highest rate of its part.
 
-    Matrices are decayed; norms and biases are not. Muon, if it is chosen, is for hidden matrices. AdamW is made with
+    Matrices have weight decay; norms and biases have none. Muon, if chosen, is used for hidden matrices. AdamW gets the
     `adamw_options` of the parameters' device.
     """
     peaks = {"vision": config.lr_vision, "projector": config.lr_projector}

@@ -30,7 +30,7 @@ DIGIT_NAMED = re.compile(r"\bthe digit ([0-9])\b")
 
 @frozen
 class Question:
-    """A question, and its answer with the names of facts in braces."""
+    """A question, and its answer with names of facts in braces."""
 
     text: str
     answer: str
@@ -236,7 +236,7 @@ def _centre_facts(ink: np.ndarray, total: int) -> dict[str, object]:
 
 
 def _divide(a: int, b: int) -> int:
-    """a / b to the nearest integer, halves up."""
+    """The quotient a / b rounded to the nearest integer, halves up."""
     return (2 * a + b) // (2 * b)
 
 
@@ -249,7 +249,7 @@ def _percent(part: int, total: int) -> int:
 
 
 def _class(value: int, bounds: tuple[int, int], names: tuple[str, str, str]) -> str:
-    """The first name below the first bound, the last above the second, the middle one otherwise."""
+    """The name of a value's class: the first below the first bound, the last above the second, else the middle one."""
     if value < bounds[0]:
         return names[0]
     return names[1] if value <= bounds[1] else names[2]

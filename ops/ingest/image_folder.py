@@ -27,8 +27,9 @@ BACKGROUND, NO_OBJECT = "BACKGROUND_Google", "background, no class"  # of CalTec
 
 @frozen
 class ClassImage:
-    """File of an image folder. path: relative to the folder; label: None beside class folders; split: by its folder, or
-    None.
+    """A file of an image folder. path: relative to the folder. label: its class, None beside class folders.
+
+    split: by its folder, or None.
     """
 
     path: Path

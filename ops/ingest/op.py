@@ -115,7 +115,7 @@ class Ingest:
             raise ValueError(f'answer must contain "{LABEL}", which becomes the name of the class')
 
     def reading(self) -> Reading:
-        """How the sources on disk are read."""
+        """The way in which the config's sources are read."""
         from ops.ingest.read import Reading  # slow, and of no use to the built-in sample
 
         return Reading(

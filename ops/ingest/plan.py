@@ -35,7 +35,7 @@ def smoke(config: Ingest, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: Ingest, context: PlanContext) -> Estimate:
-    """Samples by the trial's counts of the whole source; before it only which splits stay empty is known."""
+    """Estimate the samples by the trial's counts of the whole source; before a trial only empty splits are known."""
     trial = context.trial
     if context.artifact is not None:
         forecast = SamplesForecast.read(context.artifact, context.identity)

@@ -29,7 +29,7 @@ Read = tuple[float, RawSample | DroppedSample]
 
 @frozen(kw_only=True)
 class Reading:
-    """How sources are read; the fields are those of ops/ingest/op.py."""
+    """The settings for reading sources, with the fields of ops/ingest/op.py."""
 
     sources: tuple[Path, ...]
     format: str = "auto"
@@ -47,7 +47,7 @@ class Reading:
         return [f"{place}/{source.name}" for place, source in enumerate(self.sources, start=1)]
 
     def roots(self) -> list[str | None]:
-        """The image_root of each source; None: the folder of its files."""
+        """The image_root of each source; None stands for the folder of its files."""
         given = self.image_root if isinstance(self.image_root, tuple) else (self.image_root,) * len(self.sources)
         return [None if root in ("", ".") else root for root in given]
 
@@ -57,8 +57,9 @@ class Reading:
 
 @frozen
 class _Source:
-    """A source: its images by class, or its parts of rows. name: of Reading.names; root: of Reading.roots; split: that
-    the name says.
+    """A source: images by class, or parts with rows. name: from Reading.names. root: from Reading.roots.
+
+    split: the one that its name says.
     """
 
     path: Path
@@ -176,7 +177,7 @@ def _parts(reading: Reading, source: Path, form: str, *, with_bytes: bool) -> tu
 
 
 def unread_captions(reading: Reading) -> list[Path]:
-    """Files of captions in folders of which only the images are read."""
+    """The caption files in folders of which only the images are read."""
     folders = [source for source in reading.sources if find_format(source, reading.format) == "image-folder"]
     return [file for folder in folders for file in metadata_files(folder)]
 
@@ -198,7 +199,7 @@ class WithoutRow:
 
 
 def images_without_row(reading: Reading) -> list[WithoutRow]:
-    """The sources of captions that leave images out; with an image_root it is not known which it means."""
+    """The sources with captions that leave images out; none are known with an image_root."""
     found = []
     for source, root in zip(reading.sources, reading.roots(), strict=True):
         form = find_format(source, reading.format)
@@ -270,14 +271,16 @@ def _with_split(
 
 @define
 class _Ids:
-    """The ids in use, and their records."""
+    """The ids used so far, and their records."""
 
     duplicates: str
     places: dict[str, tuple[str, int]] = attrs.Factory(dict)  # origin and number, which need less memory than a text
     last: dict[str, int] = attrs.Factory(dict)  # the last number of an id that several samples have
 
     def unique(self, wanted: str, record: Record) -> tuple[str, str]:
-        """(id, mistake): `wanted`, or with a number after it if it is in use and duplicates are numbered."""
+        """A unique id and a mistake: `wanted`, or with a number after it if it is in use and duplicates are
+        numbered.
+        """
         place = (record.origin, record.number)
         if wanted not in self.places:
             self.places[wanted] = place

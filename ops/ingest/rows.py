@@ -94,12 +94,12 @@ def _id_mistake(sample_id: Any) -> str:
 
 
 def turn_list(row: dict[str, Any]) -> list[Any]:
-    """The turns of a row without a mistake, in one list."""
+    """All turns of a row without a mistake, in one list."""
     return [turn for _, turns in _keyed_turns(row) for turn in turns]
 
 
 def row_images(row: dict[str, Any]) -> list[Any]:
-    """The images of `image` or `images`."""
+    """The images in the columns `image` or `images` of a row."""
     return _as_list(row.get("images")) or _as_list(row.get("image"))
 
 
@@ -124,7 +124,7 @@ def turn_role(turn: dict[str, Any]) -> Any:
 
 
 def is_none(value: Any) -> bool:
-    """Whether nothing is there: null, or an object or a list of nothing else, as tables write what a row lacks."""
+    """Whether a value is missing: null, or an object or list of only such, as tables write missing values."""
     values = [value]
     while values:
         value = values.pop()
@@ -207,7 +207,7 @@ def _inputs(question: str) -> tuple[str, ...]:
 
 
 def _said(role: str, value: Any) -> Any:
-    """A text as a turn; turns as they are."""
+    """A text as a list of one turn; a list of turns is unchanged."""
     return [{"role": role, "content": value}] if isinstance(value, str) else _turns_of(value)
 
 
@@ -249,7 +249,7 @@ def _key_mistake(row: dict[str, Any], key: str) -> str:
 
 
 def _is_slip(word: str, key: str) -> bool:
-    """Whether at most one letter is added, missing, or another one, or two neighbours are swapped."""
+    """Whether a word is one typing slip from a key: a letter added, missing or changed, or two neighbours swapped."""
     same = next((place for place, (one, other) in enumerate(zip(word, key, strict=False)) if one != other), None)
     same = min(len(word), len(key)) if same is None else same
     here, there = word[same:], key[same:]
@@ -258,7 +258,10 @@ def _is_slip(word: str, key: str) -> bool:
 
 
 def _meant_turns(row: dict[str, Any]) -> str:
-    """The key that seems to mean the turns, as `, but "mesages" (did you mean "messages"?)`; or nothing."""
+    """A hint at a misspelt key that seems to hold the turns, such as `, but "mesages" (did you mean "messages"?)`.
+
+    Empty for none.
+    """
     hints = {key: did_you_mean(key, (*TURNS, *ANSWERS, *ANSWER_KEYS)) for key in row if key not in KEYS}
     return next((f', but "{key}" ({meant})' for key, meant in hints.items() if meant), "")
 
@@ -338,7 +341,7 @@ class Placed:
 def sample_of_row(
     row: dict[str, Any], sample_id: str, finder: ImageFinder, *, require_answers: bool = True
 ) -> RawSample | DroppedSample:
-    """The sample of a well-formed row, with the row's `split`.
+    """The sample in a well-formed row, with the row's `split`.
 
     require_answers: if false, a conversation without an answer is kept if it ends with the user's turn.
     """
@@ -364,7 +367,7 @@ def image_values(row: dict[str, Any]) -> Iterator[Any]:
 
 
 def _label(row: dict[str, Any]) -> str | None:
-    """The string of `label`; numbers, which tables have for classes, are ignored."""
+    """The text in a row's `label`, None without one; numbers, which tables have for classes, are ignored."""
     label = row.get("label")
     if not isinstance(label, str) or not label.strip():
         return None
@@ -380,7 +383,7 @@ def _refuse_other_media(row: dict[str, Any]) -> None:
 
 
 def _turns(row: dict[str, Any]) -> Iterator[tuple[str, list[str | Placed], str | None]]:
-    """(role, texts and images, reasoning) of every turn."""
+    """The role, texts with images, and reasoning of every turn."""
     turns = turn_list(row)
     if row.get("system") and (not turns or ROLE_NAMES.get(turn_role(turns[0])) != "system"):
         turns = [{"role": "system", "content": row["system"]}, *turns]
@@ -402,7 +405,7 @@ def _reasoning(turn: dict[str, Any]) -> str | None:
 
 
 def _of_text(text: str, role: str) -> list[str | Placed]:
-    """A text and the images in it; an answer's text is unchanged."""
+    """A text split at the images in it; an answer's text is unchanged."""
     if role == "assistant":
         return [text]
     for placeholder, reason in REFUSED_PLACEHOLDERS:
@@ -435,7 +438,7 @@ def _joined(items: Iterable[str | Placed]) -> list[str | Placed]:
 
 
 def _stripped(items: list[str | Placed], role: str) -> list[str | Placed]:
-    """The rules for white space at the top of this file."""
+    """The items without white space at their borders, by the rules at the top of this file."""
     backwards = _without_breaks(items, str.lstrip)[::-1]
     stripped = _without_breaks(backwards, str.rstrip)[::-1]
     if role == "assistant" and stripped and isinstance(stripped[-1], str):
@@ -444,7 +447,7 @@ def _stripped(items: list[str | Placed], role: str) -> list[str | Placed]:
 
 
 def _without_breaks(items: list[str | Placed], strip: Callable[[str, str], str]) -> list[str | Placed]:
-    """The items without white space before the first text, and that without the line breaks after an image."""
+    """The items without white space before the first text, and without line breaks after an image."""
     start = next((place for place, item in enumerate(items) if isinstance(item, str) and item.strip()), len(items))
     images = [item for item in items[:start] if isinstance(item, Placed)]
     text, rest = items[start : start + 1], items[start + 1 :]
@@ -452,7 +455,7 @@ def _without_breaks(items: list[str | Placed], strip: Callable[[str, str], str])
 
 
 def _check(turns: list[tuple[str, list[str | Placed], str | None]], require_answers: bool) -> None:
-    """Raise Unusable if the conversation cannot be learned from."""
+    """Check that a conversation can be learned from. Raises Unusable."""
     spoken = [role for role, _, _ in turns if role != "system"]
     texts = [item for _, items, _ in turns for item in items if isinstance(item, str)]
     texts += [reasoning for _, _, reasoning in turns if reasoning]

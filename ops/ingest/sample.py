@@ -58,7 +58,7 @@ class RawSample:
 
 @frozen
 class DroppedSample:
-    """A sample that cannot be used, and why; `detail` describes this one."""
+    """A sample that cannot be used, and the reason. detail: specific to this sample."""
 
     id: str
     reason: str
@@ -66,7 +66,7 @@ class DroppedSample:
 
 
 def with_leading_images(turns: Iterable[Turn], count: int) -> tuple[Turn, ...]:
-    """The turns with `count` more images at the start of the first user turn."""
+    """The turns with `count` more image places at the start of the first user turn."""
     placed = list(turns)
     first = next(place for place, turn in enumerate(placed) if turn.role == "user")
     turn = placed[first]

@@ -36,14 +36,17 @@ class UnknownFormat(DataError):
         return self.with_remedy(REMEDY)
 
     def with_remedy(self, remedy: str) -> str:
-        """The message with what a command's user can do in place of `format`; "" for nothing."""
+        """The message with a remedy that replaces "set `format`"; "" for none."""
         remedies = [each for each in (remedy, self.otherwise) if each]
         return "; ".join([self.found, *([", or ".join(remedies)] if remedies else [])])
 
 
 @frozen
 class Part:
-    """A file, or one division of an Arrow data set. split: by its name, or None; name: for the ids of rows."""
+    """A part of a source: a file, or one division of an Arrow data set.
+
+    split: by its name, or None. name: for the ids of its rows.
+    """
 
     name: str
     split: str | None
@@ -51,7 +54,7 @@ class Part:
 
 
 def check_builtin(source: str) -> None:
-    """Raises DataError for a built-in sample that there is not."""
+    """Check that a built-in sample of this name exists. Raises DataError."""
     if source != BUILTIN:
         raise DataError(f'source "{source}": the only built-in sample is "{BUILTIN}"')
 
@@ -72,8 +75,8 @@ def parts_of(
 ) -> Iterator[Part]:
     """The parts of a source of rows, in order.
 
-    with_bytes: with the binary columns of Parquet files. allow_outside: files of a folder may be links that lead out.
-    question: that captions of images answer.
+    with_bytes: include the binary columns of Parquet files. allow_outside: files of a folder may be links that lead
+    out. question: the one that image captions answer.
     """
     read: Callable[[Path], Iterator[Record]] = csv_records if form == "csv" else json_records
     if form not in ("csv", "json"):
@@ -97,7 +100,7 @@ def parts_of(
 
 
 def metadata_files(folder: Path) -> list[Path]:
-    """The files of captions in a folder of images."""
+    """The caption files in a folder of images."""
     return [file for suffixes in SUFFIXES.values() for file in _files(folder, suffixes) if is_metadata(file)]
 
 
@@ -110,7 +113,7 @@ def _giving(records: Iterator[Record]) -> Callable[[], Iterator[Record]]:
 
 
 def split_named(name: str) -> str | None:
-    """The split of a name: "train-00000-of-00004", "data/validation", "test_sft"; None for any other."""
+    """The split in a name such as "train-00000-of-00004", "data/validation" or "test_sft"; None for other names."""
     found = [match for step in name.split("/") if (match := NAMED.match(step))]
     return SPLIT_NAMES[found[-1][1].lower()] if found else None
 
@@ -160,7 +163,7 @@ def _format_of_file(file: Path) -> str:
 
 
 def _format_of_folder(folder: Path) -> str:
-    """Arrow by its description; else files of rows, with or without images; else images."""
+    """The format of a folder: Arrow by its description; else files of rows, with or without images; else images."""
     if any((folder / name).is_file() for name in ARROW_FILES):
         return "arrow"
     found = [name for form, name in (("json", "JSON"), ("parquet", "Parquet")) if _files(folder, SUFFIXES[form])]

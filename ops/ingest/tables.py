@@ -30,7 +30,7 @@ BROKEN = (OSError, ValueError, KeyError, OverflowError, RecursionError, MemoryEr
 
 
 def parquet_records(file: Path, *, with_bytes: bool = True) -> Iterator[Record]:
-    """The rows of a Parquet file, a few at a time; with_bytes: with the binary columns.
+    """The rows of a Parquet file, a few at a time. with_bytes: include the binary columns.
 
     Raises DataError if it cannot be read, or unpacks to too much.
     """
@@ -95,7 +95,7 @@ def _arrow_rows(part: Any, place: str, folder: Path, size: int) -> Iterator[Reco
 
 
 def _records(batches: Iterator[Any], place: str, folder: Path, total: int, size: int) -> Iterator[Record]:
-    """Records of the rows of a file. size: bytes of the file.
+    """The records of a file's rows. size: bytes of the file.
 
     Raises DataError for more rows or bytes than a file of this size can have.
     """
@@ -120,7 +120,7 @@ def _records(batches: Iterator[Any], place: str, folder: Path, total: int, size:
 
 
 def _batch_rows(opened: parquet.ParquetFile) -> int:
-    """BATCH_ROWS, or fewer if rows are large."""
+    """The number of rows to read at once: BATCH_ROWS, or fewer if rows are large."""
     groups = [opened.metadata.row_group(place) for place in range(opened.num_row_groups)]
     row = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(row, 1)))
@@ -133,6 +133,6 @@ def _why(error: Exception) -> str:
 
 
 def _text_columns(opened: parquet.ParquetFile) -> list[str]:
-    """The leaf columns that are not binary."""
+    """The names of the leaf columns that are not binary."""
     leaves = (opened.schema.column(place) for place in range(len(opened.schema)))
     return [leaf.path for leaf in leaves if leaf.physical_type != "BYTE_ARRAY" or leaf.logical_type.type == "STRING"]

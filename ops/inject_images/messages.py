@@ -9,7 +9,7 @@ LINE_BREAKS = "\r\n"
 
 
 def messages(row: dict[str, Any], policy: str) -> list[dict[str, Any]]:
-    """Chat messages of a valid ingested sample; adjacent texts are joined."""
+    """The chat messages of a valid ingested sample; adjacent texts are joined. policy: where images may stand."""
     keep_images = policy == "in-place"
     turns = [{**turn, "content": _joined(turn["content"], keep_images)} for turn in row["conversations"]]
     if row["images"] and not keep_images:

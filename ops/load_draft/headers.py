@@ -96,7 +96,7 @@ def read_headers(directory: Path, draft: ReadDraft) -> DraftFiles:
 
 
 def dtype_mistakes(config: Mapping[str, Any], tensors: Iterable[StoredTensor]) -> list[str]:
-    """The tensors of an export of dflow that have another dtype than it wrote, by their headers."""
+    """Mistakes for tensors of a dflow export with another dtype than it wrote, by their headers."""
     if not table_of(config, OF_DFLOW):
         return []
     dtype = STORED_DTYPES[config["dtype"]]
@@ -113,7 +113,7 @@ def unfit_weights(directory: Path, mistakes: list[str]) -> str:
 
 
 def _shapes_in_files(draft: ReadDraft) -> dict[str, tuple[int, ...]]:
-    """The tensors of the contract that the files must have: of DSpark some may be left out (`AlgorithmFields`)."""
+    """The tensors that a draft's files must have, with shapes; some of DSpark's are optional (`AlgorithmFields`)."""
     shapes = dict(expected_shapes(to_serving(draft.config)))
     if not draft.has_bias:
         del shapes[W1], shapes[W2]
@@ -123,7 +123,7 @@ def _shapes_in_files(draft: ReadDraft) -> dict[str, tuple[int, ...]]:
 
 
 def _stored(directory: Path, mistakes: list[str]) -> dict[str, StoredTensor]:
-    """The tensors of the single file, or else of those that the index names, without a common prefix."""
+    """The tensors of the single file, or else of those that the index names; a common prefix of names is removed."""
     found: dict[str, StoredTensor] = {}
     for file in _files(directory, mistakes):
         try:

@@ -15,7 +15,7 @@ from ops.load_draft.read_config import read_draft_config
 
 
 def estimate(config: LoadDraft, context: PlanContext) -> Estimate:
-    """Estimate of a draft by its config.json; nothing is known of a model id before its download."""
+    """Estimate a draft's needs by its config.json; nothing is known of a model id before its download."""
     if context.artifact is not None:
         return Estimate(forecast=DraftForecast.read(context.artifact, context.identity))
     directory = Path(config.source)

@@ -149,8 +149,9 @@ OF_SPECFORGE = (PROJECTOR, SHIFT, "pure_draft_prefix_len")
 
 
 def publisher_of(config: Mapping[str, Any]) -> Publisher | None:
-    """Publisher that wrote a config.json; None if it is no draft's. SpecForge's files may look like z-lab's, which read
-    alike.
+    """The publisher that wrote a config.json; None if it is no draft's.
+
+    SpecForge's files may look like z-lab's, which are read alike.
     """
     nested = config.get(NEST)
     nest = nested if isinstance(nested, Mapping) else {}
@@ -203,7 +204,7 @@ class Reading:
                 self._take(prefix, name, value, rules.get(name))
 
     def _tables(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The places where a publisher writes, the top level last."""
+        """The tables of a config.json in which a publisher writes, the top level last."""
         nest = LAYER_CONFIG if self.publisher is SPECULATORS else NEST
         table = self.config.get(nest)
         if isinstance(table, Mapping):
@@ -214,7 +215,7 @@ class Reading:
         yield "", {name: value for name, value in self.config.items() if name not in passed}
 
     def _take(self, prefix: str, name: str, value: Any, rule: Any) -> None:
-        """A key by its rule; null is as if it were not there."""
+        """Read a key by its rule; null counts as missing."""
         if rule is None:
             self.mistakes.append(
                 f"{prefix}{name} = {json.dumps(value)}: dflow does not know this key, which may change what the draft "
@@ -235,11 +236,13 @@ class Reading:
         self.refuse(name, value, wanted)
 
     def refuse(self, name: str, value: Any, wanted: str) -> None:
-        """Note that a key cannot be imported, in the one sentence for it."""
+        """Note the mistake that a key's value cannot be imported."""
         self.mistakes.append(f"{name} = {json.dumps(value)}: dflow reads only {wanted}")
 
     def get(self, name: str) -> Any:
-        """The value, or else the default of the publisher's class, which is assumed. Mistake if it has none."""
+        """The value of a key, or else the default of the publisher's class, noted as assumed. A mistake
+        without either.
+        """
         if name in self.values:
             return self.values[name]
         if name not in self.publisher.defaults:

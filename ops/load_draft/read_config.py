@@ -68,7 +68,7 @@ class ReadDraft:
 def read_draft_config(
     config: Mapping[str, Any], target: Mapping[str, Any] | None = None, partial_rotary_factor: float | None = None
 ) -> ReadDraft:
-    """Reads a config.json; target: the target's target.json, None if it is not known yet.
+    """Read a draft's config.json of any publisher. target: the target's target.json, None if not known yet.
 
     partial_rotary_factor: the user's decision on one below 1 (`read_rope`). Raises ConfigError with all reasons why
     dflow would compute something else than the draft's own class.
@@ -109,7 +109,7 @@ def read_draft_config(
 
 
 def _of_dflow(config: Mapping[str, Any], target: Mapping[str, Any] | None, partial: float | None) -> ReadDraft:
-    """An export of dflow, which leaves nothing open. `record_mistakes` checks its keys."""
+    """The config of a dflow export, which omits nothing. `record_mistakes` checks its keys."""
     draft = from_serving(config)
     mistakes = _target_mistakes(draft, target)
     if partial not in (None, draft.partial_rotary_factor):
@@ -160,7 +160,7 @@ def _target_mistakes(draft: DraftConfig, target: Mapping[str, Any] | None) -> li
 
 
 def _other_target(shape: Mapping[str, Any], target: Mapping[str, Any] | None) -> list[str]:
-    """The sizes of a shape that are not the target's, though it makes no DraftConfig."""
+    """Mistakes for sizes that are not the target's, found even if the shape makes no DraftConfig."""
     return [] if target is None else _with_remedy(unlike_sizes(shape, target))
 
 
@@ -171,7 +171,7 @@ def _with_remedy(wrong: Mapping[str, str]) -> list[str]:
 def _shape(
     reading: Reading, held: AlgorithmFields, target: Mapping[str, Any] | None, partial: float | None
 ) -> dict[str, Any]:
-    """The fields of a DraftConfig; what does not fit is added to the reading's mistakes."""
+    """The fields for a DraftConfig; mistakes are added to the reading."""
     shape = {name: reading.get(name) for name in (*SIZES, "mask_token_id", "attention_bias")}
     shape |= {"block_size": held.block_size, "algorithm": held.algorithm}
     shape["rms_norm_eps"] = float(shape["rms_norm_eps"])
@@ -239,7 +239,7 @@ def _swa_window(reading: Reading, window: int | None) -> int | None:
 
 
 def _refuse_causality(reading: Reading, types: list[str]) -> None:
-    """What keys on causality ask for that dflow's layers do not do."""
+    """Refuse values of keys on causality that dflow's layers do not support."""
     asked = [(name, reading.values.get(name)) for name in ("is_causal", "causal")]
     if reading.publisher is SPECULATORS and SLIDING_ATTENTION in types:
         non_causal = reading.values.get(NON_CAUSAL)
@@ -269,7 +269,7 @@ def _refuse_other_sizes(reading: Reading, shape: Mapping[str, Any]) -> None:
 
 
 def _layers(reading: Reading, layers: int, target: Mapping[str, Any] | None) -> dict[str, Any]:
-    """target_layer_ids, ascending, and num_target_layers."""
+    """The fields target_layer_ids, ascending, and num_target_layers."""
     name, count = reading.layers_key, reading.values.get("num_target_layers")
     if count is None and target is not None:
         reading.assumed["num_target_layers"] = count = target["num_layers"]

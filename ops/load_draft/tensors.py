@@ -41,9 +41,9 @@ ROWS = 16384  # of an embedding that are compared at a time
 
 @frozen(kw_only=True)
 class DraftTensors:
-    """Tensors of anybody's draft.
+    """The tensors of an imported draft.
 
-    by_name: the tensors of the contract. dtype: as config.json names it. notes: what of the files is left out.
+    by_name: under the serving contract's names. dtype: as config.json names it. notes: on tensors that were left out.
     """
 
     by_name: Mapping[str, Tensor]
@@ -99,7 +99,7 @@ def _complete(tensors: dict[str, Tensor], draft: ReadDraft) -> None:
 
 
 def _other_ends(files: DraftFiles, target: TargetModel) -> Iterator[str]:
-    """An embedding or a head that is not the target's."""
+    """Mistakes for an embedding or a head that is not the target's."""
     info, of_target = target_info(target), tensor_files(target.path / "model")
     for name, stored in files.ends.items():
         key = info["embed_key"] if name == EMBED else info["lm_head_key"]

@@ -10,7 +10,7 @@ from ops.lib.report_sections import Section, facts
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The target, and the measurements of its training."""
+    """The report sections of a target: facts, and the measurements of its training."""
     sections = [Section("target", facts(read_json(folder / "target.json")))]
     metrics = read_json(folder / "metrics.json")
     if metrics:

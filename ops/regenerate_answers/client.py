@@ -58,7 +58,7 @@ class Refused(Unusable):
 
 
 class _Rejected(Exception):
-    """A status that another attempt would not change."""
+    """An error: a server's status that another attempt would not change."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(status, message)
@@ -72,7 +72,7 @@ class _NoAttemptLeft(Exception):
 
 @frozen
 class _Failed:
-    """The outcome of an attempt that may be repeated. wait_s: the server's requested delay, 0 without one."""
+    """The outcome of an attempt that may be repeated. wait_s: the delay that the server requests, 0 for none."""
 
     why: str
     wait_s: float = 0.0
@@ -99,7 +99,7 @@ class ChatClient:
 
     @classmethod
     def of(cls, config: RegenerateAnswers, info: Callable[[str], None]) -> ChatClient:
-        """Creates the client of the config's server, to be used as a context.
+        """Create a client of the config's server, to be used as a context.
 
         Raises ConfigError if the variable of the API key is not set, or the environment's proxy cannot be used.
         """
@@ -127,7 +127,7 @@ class ChatClient:
     async def complete(self, messages: list[dict[str, Any]], seed: int | None) -> Reply:
         """The server's answer to a conversation.
 
-        Raises Refused, DataError if the server will never answer any, and TransientError if it is down.
+        Raises Refused if it refuses this one, DataError if it will never answer, and TransientError if it is down.
         """
         async with self._detecting:  # the first one detects the server's dialect, the others wait for it
             if self._dialect is None:
@@ -145,7 +145,7 @@ class ChatClient:
             raise Refused(SERVER_FAILS, str(fault)) from fault
 
     async def _detect_dialect(self) -> str:
-        """The dialect to use. Raises DataError if no such model is served, TransientError without an answer."""
+        """The server's dialect. Raises DataError if the model is not served, TransientError without an answer."""
         try:
             self.models = await self._request("GET", "models", _served_models, None, self.config.retries)
         except _Rejected as fault:
@@ -246,7 +246,7 @@ class ChatClient:
         return _Failed(why)
 
     def _error_text(self, response: httpx.Response, content: bytearray) -> str:
-        """The server's message, without the API key, which some servers repeat."""
+        """The server's error message, without the API key, which some servers repeat."""
         if response.is_redirect:
             return self._hidden(f"redirected to {response.headers.get('Location')}; set endpoint to that address")
         try:
@@ -262,7 +262,7 @@ class ChatClient:
         return self._hidden(" ".join(text.split()))[:SHOWN]
 
     def _hidden(self, message: str) -> str:
-        """Message without the API key, plain or URL-quoted, and valid as UTF-8."""
+        """The message without the API key, plain or URL-quoted, and valid as UTF-8."""
         for key in (self.key, quote(self.key, safe="")) if self.key else ():
             message = message.replace(key, "<API key>")
         return message.encode(errors="replace").decode()
@@ -303,7 +303,7 @@ class ChatClient:
 
 
 def retry_after_s(header: str | None, now: datetime | None = None) -> float:
-    """Seconds of a Retry-After header, which has seconds or a date; 0 without a readable one."""
+    """The delay of a Retry-After header in seconds; the header has seconds or a date. 0 without a readable one."""
     if not header:
         return 0.0
     try:
@@ -321,7 +321,7 @@ def retry_after_s(header: str | None, now: datetime | None = None) -> float:
 
 
 def _served_models(data: Any) -> dict[str, str]:
-    """Name -> owner of each model in the answer to GET models; empty if a gateway answers something else."""
+    """The owner of each model, by its name, in an answer to GET models; empty if a gateway answers otherwise."""
     try:
         return {str(model["id"]): str(model.get("owned_by", "")) for model in data["data"]}
     except (KeyError, TypeError, AttributeError):
@@ -353,7 +353,9 @@ ID_LIMIT = 2**31  # tokenizers use ids of 32 bits
 
 @frozen
 class Reply:
-    """A server's answer. token_ids: None if not reported; prompt_ids, prompt_tokens: as the server read it."""
+    """A server's answer. token_ids: None if not reported. prompt_ids, prompt_tokens: the prompt as the
+    server read it.
+    """
 
     text: str
     thought: str
@@ -432,8 +434,8 @@ def data_url(encoded: bytes) -> str:
 
 
 def read_reply(data: Any) -> Reply:
-    """The answer in a response. Raises ValueError for a response without an answer, with an incomplete one, or with a
-    malformed field.
+    """Parse the answer in a response. Raises ValueError for a missing or incomplete answer, and for
+    malformed fields.
     """
     try:
         choice, usage = data["choices"][0], data.get("usage") or {}
@@ -460,7 +462,7 @@ def read_reply(data: Any) -> Reply:
 
 
 def _text(name: str, value: object) -> str:
-    """A valid text, empty for null. Raises ValueError."""
+    """A field's text, "" for null. Raises ValueError for anything else."""
     if not isinstance(value, str | None):
         raise _malformed(name, "a text", value)
     try:
@@ -477,7 +479,9 @@ def _count(name: str, value: object) -> int | None:
 
 
 def _first(name: str, values: Sequence[Any], known: range | None) -> list[int] | None:
-    """The first reported list of ids, each in `known`; None allows any: engines put own values into prompts."""
+    """The first reported list of ids, checked to be in `known`; None allows any, as engines put own values into
+    prompts.
+    """
     ids = next((value for value in values if value is not None), None)
     if ids is None:
         return None

@@ -26,7 +26,7 @@ from ops.regenerate_answers.shards import Answer, Journal, Key, Shard
 
 @frozen
 class Answerer:
-    """Answers shards by the target."""
+    """Answers shards with the target, in this process."""
 
     config: RegenerateAnswers
     target: Target
@@ -34,9 +34,9 @@ class Answerer:
     stop_requested: Callable[[], bool]
 
     def answer_all(self, work: Iterable[Shard | None], progress: Callable[[int], None]) -> None:
-        """Answer the shards that are not finished yet. progress(n): n samples are done. Raises StopRequested.
+        """Answer all unfinished shards. progress(n): called with the number of finished samples. Raises StopRequested.
 
-        work: None where other workers have the unfinished shards for now.
+        work: yields None while other workers have the unfinished shards.
         """
         done = 0
         progress(done)
@@ -65,9 +65,9 @@ class Answerer:
         return [conversation.outcome() for conversation in conversations]
 
     def _prompt_length(self, conversation: Conversation) -> int:
-        """Tokens of the next prompt; 0 if the sample is dropped.
+        """The number of tokens of the next prompt; 0 if the sample is dropped.
 
-        Its images are decoded with its batch: the pixels of a whole shard may not fit into memory.
+        Its images are decoded later with its batch, as a shard's pixels may not fit into memory.
         """
         try:
             _, length = self.prompts.ids(conversation.row, conversation.messages)

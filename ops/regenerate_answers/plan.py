@@ -61,7 +61,7 @@ def smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: RegenerateAnswers, context: PlanContext) -> Estimate:
-    """Estimates memory, forecast and growth; no memory if a server answers, or the data."""
+    """Estimate memory, forecast and growth; no memory if a server answers, or the data's answers are kept."""
     target: TargetForecast | None = context.inputs["target"]
     source: SamplesForecast | None = context.inputs["samples"]
     growth = None
@@ -108,7 +108,10 @@ def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesFo
 
 
 def _answered(config: RegenerateAnswers, samples: Counts) -> Amount:
-    """Samples answered together take little longer than one, so the number of batches gives the least time."""
+    """The amount of answers in trial and full run; the number of batches gives the least time.
+
+    Samples answered together take little longer than a single one.
+    """
     small, full = samples.of(config.splits)
     together = config.concurrency if config.backend == "endpoint" else config.batch_tokens / config.max_new_tokens
     batches = math.ceil(small / max(together, 1))

@@ -93,7 +93,7 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
 
 
 def _statements(samples: ImageSamples, target: TargetModel | None) -> dict[str, Any]:
-    """What the inputs hold, by edge."""
+    """The forecasts that describe the stage's real inputs, by edge."""
     return {
         "samples": SamplesForecast.read(samples.path, samples.digest),
         "target": None if target is None else TargetStated.read(target.path, target.digest),
@@ -107,7 +107,7 @@ def answer_here(
     work: Iterable[Shard | None],
     progress: Callable[[int], None],
 ) -> list[ServerUse]:
-    """Answer with the target, loaded in this process: no server did anything."""
+    """Answer with the target, loaded in this process; returns no use of a server."""
     target = Target.load(stage.inputs["target"], stage.device, getattr(torch, config.dtype))
     Answerer(config, target, prompts, stage.stop_requested).answer_all(work, progress)
     return []
@@ -120,7 +120,7 @@ def answer_by_server(
     work: Iterable[Shard | None],
     progress: Callable[[int], None],
 ) -> list[ServerUse]:
-    """Answer with a server; returns what it did for this worker."""
+    """Answer with a server; returns its use by this worker."""
     client = ChatClient.of(config, stage.info if stage.worker == 0 else print)
     answerer = EndpointAnswerer(config, prompts, client, stage.stop_requested)
     answerer.answer_all(work, progress)
@@ -128,10 +128,7 @@ def answer_by_server(
 
 
 def write_artifact(config: RegenerateAnswers, stage: Stage, folder: Path, served: Sequence[ServerUse]) -> None:
-    """Write the samples, their images, and with a server its speed in this attempt.
-
-    folder: of the samples that were read.
-    """
+    """Write the samples, their images and, with a server, its speed in this attempt. folder: of the samples read."""
     if served:
         together = ServerUse.together(served)
         figures = together.figures()
@@ -257,6 +254,6 @@ def regenerated_row(row: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[
 
 
 def remedies(reasons: Iterable[str]) -> str:
-    """How to keep samples that were dropped for these reasons."""
+    """Advice on how to keep samples that were dropped for these reasons."""
     known = [REMEDIES[reason] for reason in reasons if reason in REMEDIES]
     return "; ".join([*known, "an untrained target does not end its answers"])

@@ -42,7 +42,7 @@ Key = tuple[str, int]  # the sample's id, and which of its answers, from 0
 
 @define
 class Journal:
-    """Answers in a file with one line per batch; an incomplete line, left by a kill, is truncated."""
+    """The file of a shard's answers, one line per batch; a line cut by a kill is removed."""
 
     path: Path
     answers: dict[Key, Answer] = field(init=False, factory=dict)
@@ -66,9 +66,9 @@ class Journal:
 
 @frozen
 class Shard:
-    """Consecutive samples to answer. Their range is in the file's name, so another shard_samples uses no wrong file.
+    """Consecutive samples to answer; the file's name has their range, so another shard_samples never uses a wrong file.
 
-    worker: the number of the one that writes it.
+    worker: the number of the worker that writes it.
     """
 
     start: int
@@ -78,7 +78,7 @@ class Shard:
 
     @property
     def path(self) -> Path:
-        """The file of the outcomes, one per line in the order of the rows; exists once all are known."""
+        """The file of the outcomes, one per line in the order of the rows; it exists once all are known."""
         return self.work_dir / f"{self.start:08d}-{self.start + len(self.rows):08d}.jsonl"
 
     @property
@@ -86,7 +86,7 @@ class Shard:
         return self.path.exists()
 
     def journal(self) -> Journal:
-        """The answers of an earlier attempt, and the file for new ones."""
+        """The journal with answers of an earlier attempt, and room for new ones."""
         return Journal(self.path.with_suffix(".answers"))
 
     def finish(self, outcomes: Iterable[dict[str, Any]]) -> None:
@@ -98,7 +98,7 @@ class Shard:
 
 
 def shards(folder: Path, config: RegenerateAnswers, work_dir: Path, worker: int = 0) -> Iterator[Shard]:
-    """The samples of the chosen splits, in the order of the file, `shard_samples` at a time."""
+    """The shards: samples of the chosen splits, in the order of the file, `shard_samples` each."""
     start, rows = 0, []
     for row in read_jsonl(folder / "samples.jsonl"):
         if row["split"] in config.splits:

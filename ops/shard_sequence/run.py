@@ -55,7 +55,7 @@ def shard_sequence(config: ShardSequence, stage: Stage) -> None:
 
 
 def _statements(stage: Stage) -> dict[str, Any]:
-    """What the inputs hold, by edge."""
+    """The forecasts that describe the stage's real inputs, by edge."""
     features, tokens = stage.inputs.get("features"), stage.inputs.get("tokens")
     return {
         "features": None if features is None else FeaturesForecast.read(features.path, features.digest),

@@ -86,7 +86,7 @@ def _marked(text: str, spans: Sequence[Span], prompt_end: int, last_only: bool) 
 
 
 def _after_prompted(prompted: str, text: str, start: int, end: int) -> int:
-    """Position where the earlier answer marked from `start` to `end` begins, after its prompted part.
+    """The position where an earlier answer, marked from `start` to `end`, begins after its prompted part.
 
     Raises Unusable for one with another thought than the prompt.
     """
@@ -99,7 +99,7 @@ def _after_prompted(prompted: str, text: str, start: int, end: int) -> int:
 
 
 def _not_prompted(answer: dict[str, Any], prompt: str, text: str) -> Unusable:
-    """Why an answer cannot be found: the text of the conversation does not begin with its prompt."""
+    """The error for an answer that cannot be found, as the text does not begin with its prompt."""
     if thinks(answer):
         return Unusable(OTHER_THOUGHT, f"the prompt ends with {prompt[-30:]!r}; check enable_thinking")
     place = next((place for place, pair in enumerate(zip(prompt, text, strict=False)) if pair[0] != pair[1]), len(text))
@@ -121,7 +121,7 @@ class Stretch:
 
 
 def _earlier(messages: Messages, text: str, prompt_end: int) -> Renderings[list[int]]:
-    """Positions where the answers before the last one begin."""
+    """The positions where the answers before the last one begin."""
     turns = [turn for turn, message in enumerate(messages[:-1]) if message["role"] == "assistant"]
     if not turns:
         return []
@@ -139,8 +139,9 @@ def _earlier(messages: Messages, text: str, prompt_end: int) -> Renderings[list[
 
 
 def _end_of_prompt(messages: Messages, turn: int, text: str) -> Renderings[int]:
-    """Position in `text` where the generation prompt of the answer of a turn ends. `text` must begin with everything up
-    to it.
+    """The position in `text` where the generation prompt of a turn's answer ends.
+
+    `text` must begin with everything up to it.
     """
     (prompt,) = yield [Rendering(messages[:turn], prompt=True)]
     if not text.startswith(prompt.text):
@@ -198,7 +199,7 @@ def _stretches(messages: Messages, turns: list[int], text: str, prompt_end: int)
 
 
 def _mark_words(message: dict[str, Any], mark: str) -> dict[str, Any]:
-    """The message with a mark where the words begin, after thought and blanks, which a template may strip."""
+    """The message with a mark where its words begin, after thought and blanks, which a template may strip."""
     parts = list(message["content"])
     if not parts or parts[0]["type"] != "text":
         return {**message, "content": [{"type": "text", "text": mark}, *parts]}

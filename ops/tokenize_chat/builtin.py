@@ -74,7 +74,7 @@ def write_builtin_processor(folder: Path, conversations: Iterable[list[dict[str,
 
 
 def _texts(conversations: Iterable[list[dict[str, Any]]]) -> Iterator[str]:
-    """The text that the template shows of each conversation, without special tokens."""
+    """The text of each conversation as the template shows it, without special tokens."""
     for messages in conversations:
         yield f"system\n{SYSTEM_PROMPT}"
         for message in messages:

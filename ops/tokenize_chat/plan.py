@@ -44,7 +44,7 @@ def smoke(config: TokenizeChat, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
-    """Counted if the tokens exist, else from expected_tokens, else for a million tokens."""
+    """Estimate the tokens: counted if they exist, else expected_tokens, else a million."""
     source: SamplesForecast | None = context.inputs["samples"]
     target: TargetForecast | None = context.inputs.get("target")
     forecast = _promised(config, source, target)
@@ -99,7 +99,7 @@ def _promised(config: TokenizeChat, source: SamplesForecast | None, target: Targ
 
 
 def _longest(shard: Path) -> int:
-    """Tokens of the longest sample of a shard: of its file, only the header and the offsets are read."""
+    """The tokens of a shard's longest sample; only the header and offsets of the file are read."""
     offsets = array("q", stored_bytes(shard, "token_offsets", MOST_OFFSETS))  # int64, as token_shards writes them
     return max((after - before for before, after in pairwise(offsets)), default=0)
 

@@ -22,7 +22,7 @@ THUMBNAIL = 160  # pixels of the longer side
 
 @frozen(eq=False)
 class Shown:
-    """A sample with its images as small data addresses in place of its pixels, which may be large."""
+    """A sample for the preview, with small data: URLs in place of its pixels, which may be large."""
 
     place: int
     sample_id: str
@@ -65,7 +65,7 @@ class Preview:
         return sorted(shown, key=lambda sample: sample.place)
 
     def write(self, file: Path) -> None:
-        """The page."""
+        """Write the preview page."""
         samples = self.chosen()
         tokens = [_tokens(each, self._processor) for each in samples]
         template = get_data("ops.tokenize_chat", "preview.html")
@@ -81,10 +81,7 @@ class Preview:
 
 @frozen
 class _Token:
-    """Token, or run of image tokens, as the page shows it.
-
-    kind: "l" if it is learnt, "i" for all tokens of an image.
-    """
+    """A token, or run of image tokens, as the page shows it. kind: "l" if it is learnt, "i" for an image's tokens."""
 
     text: str
     kind: str

@@ -104,7 +104,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
 
 
 def with_progress(outcomes: Iterable[tuple[Row, Outcome]], total: int, stage: Stage) -> Iterator[tuple[Row, Outcome]]:
-    """The outcomes, reporting how many of them were processed."""
+    """The outcomes unchanged, with progress reported as they pass."""
     stage.progress(0, total)
     for done, outcome in enumerate(outcomes, 1):
         yield outcome
@@ -141,7 +141,7 @@ def account(
     writer: ShardWriter,
     preview: Preview,
 ) -> None:
-    """Keep or drop a row, in the order of the rows. Raises DataError for a template that suits none of them."""
+    """Keep or drop a row, in the order of the rows. Raises DataError for a template that suits no sample."""
     if isinstance(sample, Unusable):
         tally.drop(sample.reason, row["id"], sample.detail)
         trial.dropped(sample.reason, row["id"], sample.detail)
@@ -170,7 +170,7 @@ class TemplateTrial:
         self._served = True
 
     def dropped(self, reason: str, sample_id: str, detail: str) -> None:
-        """Raises DataError once the template is at fault."""
+        """Note a dropped sample. Raises DataError once the template is at fault."""
         if self._served or reason not in MISFITS:
             return
         self._first = self._first or f'sample "{sample_id}": {reason}: {detail}'
@@ -179,7 +179,7 @@ class TemplateTrial:
             self.finish()
 
     def finish(self) -> None:
-        """Judges the template after the last sample. Raises DataError if it is at fault."""
+        """Judge the template after the last sample. Raises DataError if it is at fault."""
         if self._misfits and not self._served:
             raise DataError(
                 f"the chat template of {self.source} suits none of {self._misfits} samples, the first of which is "
@@ -209,7 +209,7 @@ def prepare_processor(config: TokenizeChat, target: TargetModel | None, file: Pa
 
 
 def check_images(file: Path, processor: Processor) -> int:
-    """The number of rows. Raises DataError for an image without an image processor."""
+    """Count the rows, and check that images have an image processor. Raises DataError."""
     total = 0
     for row in read_jsonl(file):
         total += 1
@@ -223,7 +223,7 @@ def check_images(file: Path, processor: Processor) -> int:
 
 
 def label(row: Row) -> str:
-    """The correct answer: the row's own label, else the text of the last answer; empty where a prompt has none."""
+    """The right answer of a row: its own label, else the text of its last answer; "" if a prompt has none."""
     if "label" in row:
         return str(row["label"])
     answers = (message for message in reversed(row["messages"]) if message["role"] == "assistant")

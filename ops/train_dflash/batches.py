@@ -40,11 +40,11 @@ class Labels(Protocol):
     def lengths(self) -> Sequence[int]: ...
     def __len__(self) -> int: ...
     def labels(self, index: int) -> tuple[Tensor, Tensor]:
-        """input_ids int64 [S] and loss_mask bool [S] of a sample."""
+        """The input_ids int64 [S] and loss_mask bool [S] of a sample."""
 
 
 class States(Protocol):
-    """The target's hidden states of samples, `first` included and `last` not."""
+    """The target's hidden states of samples, by ranges of tokens that exclude `last`."""
 
     @property
     def width(self) -> int: ...
@@ -54,12 +54,12 @@ class States(Protocol):
         """
 
     def final_hidden(self, index: int, first: int, last: int) -> Tensor:
-        """States after the final norm, [last - first, M]."""
+        """The states after the final norm, [last - first, M]."""
 
 
 @frozen
 class Rows:
-    """Tokens first <= j < last of a sample."""
+    """A range of a sample's tokens, first <= j < last."""
 
     index: int
     first: int
@@ -90,7 +90,7 @@ class Drawn:
 
     @property
     def prefix(self) -> int:
-        """Context tokens that some block sees: those before the last anchor."""
+        """The number of context tokens that some block sees: those before the last anchor."""
         return int(self.anchors_A[-1]) if len(self.anchors_A) else 0
 
 
@@ -133,7 +133,7 @@ def read_plan(batches: BatchPlan, lengths: Sequence[int]) -> tuple[list[PlannedS
 
 
 def draw(reader: Labels, index: int, weights_K: Tensor, num_anchors: int, *, seed: int, epoch: int) -> Drawn:
-    """A sample with the anchors that (seed, epoch, index) draws; there may be none."""
+    """A sample with the anchors drawn by (seed, epoch, index); there may be none."""
     input_ids_S, loss_mask_S = reader.labels(index)
     anchors_A = draw_anchors(loss_mask_S, num_anchors, seed=seed, epoch=epoch, sample=index)
     return Drawn(
@@ -176,7 +176,7 @@ def needed(samples: Sequence[Drawn], place: Place) -> list[Rows]:
 
 @frozen(eq=False)
 class Part:
-    """A tensor of a micro-batch before it is written: its sources concatenated, then zeros."""
+    """A tensor of a micro-batch before it is written: its sources concatenated, followed by zeros."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -188,11 +188,11 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
     def write(self, flat: Tensor, first: int = 0) -> None:
-        """Fill the elements [first, first + len(flat)); every byte of the sources is read once."""
+        """Write the elements [first, first + len(flat)) of the tensor into flat; every source byte is read once."""
         start, last = 0, first + len(flat)
         for source in self.sources:
             end = start + source.numel()
@@ -221,7 +221,7 @@ class Packed:
     device: torch.device
 
     def send(self, transfer: Transfer) -> tuple[MicroBatch, Sent]:
-        """The micro-batch on the device, to be used after `Sent.arrive`."""
+        """Send the micro-batch to the device; it may be used after `Sent.arrive`."""
         host = {name: part for name, part in self.parts.items() if part.on_host}
         places, size = {}, 0
         for name, part in host.items():
@@ -250,7 +250,7 @@ class Packed:
 
 
 def prepare(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher: bool = False) -> MicroBatch:
-    """The micro-batch of `pack` on the rank's device, complete on return. A function of only its arguments."""
+    """The micro-batch of `pack` on the rank's device, complete on return. Depends only on its arguments."""
     batch, _ = pack(reader, samples, place, with_teacher=with_teacher).send(Direct(place.device))
     return batch
 
@@ -337,7 +337,7 @@ def _packed(
 
 
 def _slice(total: int, place: Place) -> tuple[int, int]:
-    """The rank's packed tokens [first, last), 1 / P of the padded total."""
+    """The range of packed tokens [first, last) of this rank: 1 / P of the padded total."""
     size = max(1, -(-total // place.sp_degree))
     return place.sp_rank * size, (place.sp_rank + 1) * size
 
@@ -376,7 +376,7 @@ def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> tuple[lis
 
 
 def _positions(starts: Sequence[int], first: int, last: int) -> Tensor:
-    """Absolute positions of packed tokens first <= j < last; those of the padding are arbitrary."""
+    """The absolute positions of packed tokens first <= j < last; those of the padding are arbitrary."""
     packed = torch.arange(first, last)
     bounds = torch.tensor(starts)
     return packed - bounds[(torch.searchsorted(bounds, packed, right=True) - 1).clamp(min=0)]

@@ -135,7 +135,7 @@ def answer_requests(take: Take, stage: Stage, training: TrainingStage) -> None:
 
 
 def answer(connections: Sequence[Connection], take: Take, stage: Stage) -> None:
-    """The loop of `answer_requests` over open connections, which it closes."""
+    """Answer requests on open connections until they end, and close them."""
     asking, stopped = list(connections), False
     with ExitStack() as closing:
         for opened in asking:
@@ -185,7 +185,7 @@ class CaptureRanks:
     def connect(
         cls, training: TrainingStage, info: Mapping[str, Any], lengths: Mapping[str, Sequence[int]]
     ) -> CaptureRanks:
-        """Wait until they are ready, and connect."""
+        """Wait until this rank's capture ranks are ready, and connect."""
         rows = training.world_size // training.sp_degree
         capture_ranks = training.whole.world_size - training.world_size
         store = meeting_store(training.whole.rank, training.whole.world_size)
@@ -220,7 +220,7 @@ class CaptureRanks:
         return RowStates(torch.cat(features), None if self._hidden is None else torch.cat(final_hidden))
 
     def _received(self, connection: Connection, counts: Sequence[int], width: int) -> Sequence[Tensor]:
-        """[count, width] for each count."""
+        """Receive tensors of [count, width], one for each count."""
         tensor = torch.empty(sum(counts), width, dtype=self._dtype)
         connection.recv_bytes_into(_bytes(tensor))
         return tensor.split(list(counts))
@@ -238,18 +238,18 @@ class CaptureRanks:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """The memory of a contiguous tensor on the CPU."""
+    """The memory of a contiguous CPU tensor as a buffer."""
     return tensor.flatten().view(torch.uint8).numpy()
 
 
 def _place(number: int) -> str:
-    """The key of the address at which a capture rank, counted from 0, listens."""
+    """The store's key for the address at which a capture rank, counted from 0, listens."""
     return f"capture/{number}"
 
 
 @contextmanager
 def _broken_connections(who: str) -> Iterator[None]:
-    """A connection that breaks becomes an error of torch.distributed, as if a collective had failed."""
+    """Open a context that turns a broken connection into an error of torch.distributed, like a failed collective."""
     try:
         yield
     except (EOFError, OSError) as error:

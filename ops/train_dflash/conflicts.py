@@ -128,7 +128,7 @@ def _captured_from(edge: str, captured: str | None, own: str | None) -> Mistakes
 
 
 def _captured(target: TargetStated, features: FeaturesForecast) -> Mistakes:
-    """Contradictions between features and target."""
+    """Mistakes for contradictions between features and target."""
     info, of_target = features.info or {}, target.info
     for name, size in (("hidden_size", "hidden_size"), ("num_target_layers", "num_layers")):
         if info.get(name, of_target[size]) != of_target[size]:
@@ -144,7 +144,7 @@ def _captured(target: TargetStated, features: FeaturesForecast) -> Mistakes:
 
 
 def _of_teacher(config: TrainDflash, features: FeaturesForecast | None) -> Mistakes:
-    """Stored features have the states that the target's distribution is computed of."""
+    """A mistake if stored features lack the states that the target's distribution is computed from."""
     if not config.needs_teacher or features is None or features.final_hidden is not False:
         return
     of_kind = needs_teacher(config.loss)
@@ -154,7 +154,7 @@ def _of_teacher(config: TrainDflash, features: FeaturesForecast | None) -> Mista
 
 
 def _splits(config: TrainDflash, features: FeaturesForecast | None, tokens: TokensForecast | None) -> Mistakes:
-    """Samples to train on, and to measure on."""
+    """Mistakes if there are no samples to train on, or to measure on."""
     edge, source = ("tokens", tokens) if config.capture == "online" else ("features", features)
     if source is None:
         return
@@ -175,7 +175,7 @@ def _splits(config: TrainDflash, features: FeaturesForecast | None, tokens: Toke
 def _of_target(
     config: TrainDflash, target: TargetStated, features: FeaturesForecast | None, tokens: TokensForecast | None
 ) -> Mistakes:
-    """The mask token, and lengths within the target's positions."""
+    """Mistakes in the mask token, and in lengths beyond the target's positions."""
     mask = _mask(config, target, features)
     if mask is not None:
         field = "target" if config.mask_token_id is None else MASK
@@ -230,7 +230,7 @@ def _shape(
 
 
 def _named(mistake: str, config: TrainDflash) -> tuple[str, str]:
-    """A mistake of a draft's config by the field of train_dflash: those that are not given are the target's."""
+    """A mistake in a draft's config, with the field of train_dflash that sets it, else the target's."""
     name = mistake.partition(":")[0]
     field = FIELDS.get(name, "algorithm")
     if name == "num_attention_heads" and config.num_heads is None:

@@ -38,7 +38,7 @@ from ops.train_dflash.step import Stream
 
 @frozen(eq=False)
 class Setup:
-    """The engine, and its streams of micro-batches: of the training split, and of val."""
+    """The engine, and the streams of micro-batches of the splits train and val."""
 
     engine: Engine
     train: Stream
@@ -148,7 +148,7 @@ def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh
 
 
 def _ranks(place: Place) -> str:
-    """How the processes share the work, as text."""
+    """A text on how the processes share the work."""
     if place.dp_size * place.sp_degree == 1:
         return "one process"
     groups = f"{place.dp_size} group{'s' * (place.dp_size != 1)}"

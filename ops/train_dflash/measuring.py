@@ -55,7 +55,7 @@ FIGURES = ("tau", "low", "high", "prompts", "steps", "generated")
 
 @define
 class Measuring:
-    """Measures a training on val. seconds: spent measuring in this attempt, which began at `started`."""
+    """Measures a training on the split val. seconds: spent on it in this attempt, which began at `started`."""
 
     config: TrainDflash
     stage: Stage
@@ -69,7 +69,7 @@ class Measuring:
     def open(
         cls, config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, state: TrainState, lend: Lend | None
     ) -> Measuring:
-        """Raises DataError if the split val has no samples to select by."""
+        """Prepare the measurements. Raises DataError if the split val has no samples to select by."""
         if config.select == "loss" and not _has_anchor(inputs.val):
             raise DataError(NO_VAL["loss"])
         evaluation = ShortEvaluation.open(config, stage, inputs, setup.place.device, lend)
@@ -105,7 +105,7 @@ class Measuring:
         return selected_step(self.config.select, self.state.measured, self.state.step)
 
     def log_selected(self, step: int) -> None:
-        """Logs the selected step and its metric, not necessarily the last measured one."""
+        """Log the selected step and its metric, which may not be the last measured one."""
         row = row_of(self.state.measured, step)
         assert row is not None  # the step was selected by it
         values = metrics_of(row)
@@ -116,7 +116,7 @@ class Measuring:
         self.stage.log({f"val/selected_{name}": value for name, value in logged.items()}, self.state.step)
 
     def measurements(self) -> dict[str, float]:
-        """Seconds of this attempt, and those spent measuring."""
+        """The seconds of this attempt, and those spent measuring."""
         seconds = time.perf_counter() - self.started
         return {"seconds": seconds, "measuring_seconds": self.seconds, "measuring_share": self.seconds / seconds}
 
@@ -138,7 +138,7 @@ class Measuring:
         return weights
 
     def _tally(self) -> Tensor | None:
-        """Tally of the split val; None if the features have no such split, or no anchor in it."""
+        """The tally of the split val; None if the features have no such split, or no anchor in it."""
         if not len(self.setup.val.reader):
             return None
         tally = measure(self.setup.engine, self.setup.val, self.config.buffer_batches)
@@ -150,7 +150,7 @@ class Measuring:
 
 
 def _has_anchor(reader: Labels) -> bool:
-    """Whether some sample of a split has a place for one."""
+    """Whether any sample of a split has a place for an anchor."""
     masks = (reader.labels(sample)[1] for sample in range(len(reader)))
     return any(len(draw_anchors(mask_S, 1, seed=0, epoch=0, sample=0)) for mask_S in masks)
 
@@ -158,7 +158,10 @@ def _has_anchor(reader: Labels) -> bool:
 def measured_row(
     step: int, tally: Tensor | None, taus: Mapping[str, Mapping[str, Any]] | None, found: Sequence[str]
 ) -> Row:
-    """The row of a step. tally: of the val split; taus: see ShortEvaluation; found: the algorithm's metrics."""
+    """The row of measurements at a step. tally: of the val split. taus: see ShortEvaluation.
+
+    found: names of the algorithm's metrics.
+    """
     row: Row = {"step": step}
     if tally is not None:
         loss = mean_loss(tally)
@@ -174,7 +177,7 @@ def measured_row(
 
 
 def metrics_of(row: Row) -> dict[str, float]:
-    """A row by its metric names in MLflow; figures without a value are omitted."""
+    """The metrics in a row under their names in MLflow; missing values are omitted."""
     values = {f"val/{name}": row[name] for name in ("loss", "accuracy", "expected_tau") if name in row}
     values |= {f"val/{name}": value for name, value in row.get("found", {}).items()}
     for category, tau in row.get("tau", {}).items():
@@ -183,7 +186,7 @@ def metrics_of(row: Row) -> dict[str, float]:
 
 
 def row_of(rows: Sequence[Row], step: int) -> Row | None:
-    """The measurements after a step."""
+    """The row of measurements at a step; None if it was not measured."""
     return next((row for row in rows if row["step"] == step), None)
 
 
@@ -210,7 +213,7 @@ def selected_step(select: str, rows: Sequence[Row], last: int) -> int:
 
 @frozen(eq=False)
 class ShortEvaluation:
-    """The prompts in batches, the target, and the draft's copy; every rank makes one."""
+    """Measures tau during training: the prompts in batches, the target, and the draft's copy; every rank has one."""
 
     batches: Sequence[Sequence[TokenSample]]
     lend: Lend
@@ -254,9 +257,9 @@ class ShortEvaluation:
         )
 
     def measure(self, model: nn.Module) -> dict[str, dict[str, Any]]:
-        """tau of the model's current weights, over all prompts under "all", and by category; a collective.
+        """Measure tau of the model's current weights, over all prompts under "all", and by category; a collective.
 
-        Each with its 95 % interval, prompts, steps and generated tokens, as in the report of `evaluate`.
+        Each has its 95 % interval, prompts, steps and generated tokens, as in the report of `evaluate`.
         """
         self._copy(model)
         own = range(self.rank, len(self.batches), self.world_size)
@@ -275,7 +278,7 @@ class ShortEvaluation:
 
     @torch.no_grad()
     def _copy(self, model: nn.Module) -> None:
-        """Copies the weights, gathered if they are sharded."""
+        """Copy the model's weights into the draft, gathered if they are sharded."""
         reshard(model)
         own = dict(self.draft.named_parameters())
         for name, parameter in model.named_parameters():
@@ -283,5 +286,5 @@ class ShortEvaluation:
 
 
 def _always(target: Target) -> Lend:
-    """A target without other users."""
+    """A function that lends a target which has no other users."""
     return lambda: nullcontext(target)

@@ -37,7 +37,7 @@ SETTING = "capture_dtype of train_dflash"
 
 
 def describe_features(config: TrainDflash, tokens: TokenShards, target: TargetModel) -> dict[str, Any]:
-    """The features.json of the features that this training captures, without the shards.
+    """The content of features.json for features captured by this training, without the shards.
 
     Raises ConfigError for layers that the target does not have.
     """
@@ -62,7 +62,7 @@ class OnlineReader:
         return len(self.lengths)
 
     def labels(self, index: int) -> tuple[Tensor, Tensor]:
-        """input_ids int64 [S] and loss_mask bool [S] of a sample."""
+        """The input_ids int64 [S] and loss_mask bool [S] of a sample."""
         return self._reader.labels(index)
 
 
@@ -79,7 +79,7 @@ class RowStates:
 
 
 class Capture:
-    """Captures on this rank what `info` describes (see `describe_features`).
+    """Captures features on this rank, as described by `info` (see `describe_features`).
 
     Several threads may call `take`; one forward pass runs at a time. `lend` grants exclusive use of the target.
     """
@@ -108,7 +108,7 @@ class Capture:
             yield self._target
 
     def take(self, split: str, rows: Sequence[Rows]) -> RowStates:
-        """The states of these rows. Raises DataError for some that are not finite."""
+        """Capture the states of these rows. Raises DataError for states that are not finite."""
         reader, layer_ids, kept = self._readers[split], self._info["target_layer_ids"], self._info["final_hidden"]
         hidden_size, dtype = self._info["hidden_size"], getattr(torch, self._info["dtype"])
         lengths = [reader.records[row.index]["tokens"] for row in rows]

@@ -32,7 +32,7 @@ SHARE = validators.and_(validators.ge(0), validators.lt(1))
 
 
 def _sliding_layers(instance: Any, _attribute: object, layers: tuple[int, ...]) -> None:
-    """The layers exist."""
+    """A validator: the layers must exist in the draft."""
     num_layers = getattr(instance, "num_layers", None)  # missing if its own value is wrong
     outside = [layer for layer in layers if layer < 0 or (num_layers is not None and layer >= num_layers)]
     if outside:
@@ -49,7 +49,7 @@ def _kv_heads(instance: Any, _attribute: object, kv_heads: int | None) -> None:
 
 
 def _phases(instance: Any, _attribute: object, _ratio: float) -> None:
-    """Warm-up and decay of "wsd" do not overlap."""
+    """A validator: warm-up and decay of "wsd" must not overlap."""
     ratios = [getattr(instance, name, 0.0) for name in ("warmup_ratio", "decay_ratio")]
     if getattr(instance, "schedule", "") == "wsd" and sum(ratios) > 1:
         raise ValueError(f"warmup_ratio = {ratios[0]} and decay_ratio = {ratios[1]} overlap: their sum must be <= 1")
@@ -78,7 +78,7 @@ TAU_ONLY = (
 
 
 def _select(instance: Any, _attribute: object, select: str) -> None:
-    """The metric to select by is measured."""
+    """A validator: the metric to select by must be measured."""
     if select == "last":
         return
     lacks = []
@@ -128,7 +128,7 @@ def _own_table(instance: Any, _attribute: object, table: Mapping[str, Any] | Non
 
 
 def _sizes_mistake(algorithm: str, terms: Terms) -> str:
-    """Why the config's class does not take what the table gives it."""
+    """A text on why an algorithm's config class rejects the sizes of its table; "" if it accepts them."""
     place = f"{own_algorithms()[algorithm] / 'config.py'}: {type(terms).__name__}.sizes"
     try:
         algorithm_class(algorithm)(**terms.sizes())
@@ -375,7 +375,7 @@ class TrainDflash:
 
     @property
     def terms(self) -> Terms | None:
-        """The chosen algorithm's table; plain DFlash has none."""
+        """The chosen algorithm's table; None for plain DFlash."""
         if self.algorithm not in CONFIGS:
             return _own_terms(self.algorithm, self.own)
         chosen: Terms | None = getattr(self, self.algorithm, None)
@@ -383,7 +383,7 @@ class TrainDflash:
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether the loss reads the target's distribution, which its final hidden states give."""
+        """Whether the loss needs the target's distribution, computed from its final hidden states."""
         return needs_teacher(self.loss, self.terms)
 
     def chosen_code(self) -> tuple[str, ...]:

@@ -40,7 +40,10 @@ threads = threads_of_drafting
 
 
 def smoke(config: TrainDflash, samples: int) -> dict[str, Any]:
-    """A few steps with a checkpoint between them; measured only at the end, if the full run is measured."""
+    """Fields for a smoke run: a few steps with a checkpoint between them.
+
+    It is measured only at the end, if the full run is measured.
+    """
     return {
         "max_steps": min(config.max_steps or STEPS, STEPS),
         "checkpoint_every": min(config.checkpoint_every, STEPS // 2),
@@ -107,7 +110,7 @@ def training_memory(config: TrainDflash, shape: DraftConfig, ranks: int) -> dict
 
 
 def _moments(config: TrainDflash) -> int:
-    """Moments of a weight that the optimizer keeps."""
+    """The number of moments that the optimizer keeps for a weight."""
     return 2 if config.optimizer == "adamw" else 1
 
 
@@ -135,7 +138,7 @@ def _most_checkpoints(config: TrainDflash) -> int:
 def _not_stored(
     config: TrainDflash, target: TargetForecast, tokens: TokensForecast | None, layers: int, free: int
 ) -> str:
-    """Size of the features that online capture does not store."""
+    """A note on the size of the features that online capture does not store."""
     per_token = feature_bytes(target.sizes, layers + config.needs_teacher, config.capture_dtype)
     count = tokens.count(("train", "val")) if tokens is not None else None
     if count is None:
@@ -147,7 +150,7 @@ def _not_stored(
 
 
 def _growth(config: TrainDflash, context: PlanContext) -> Growth | None:
-    """A step of a few samples is not a full one, so steps are weighed by their tokens."""
+    """The growth from trial to full run; steps are weighted by their tokens, since a step of few samples is smaller."""
     trial = context.trial
     plan: StepsForecast | None = context.inputs["batches"]
     if trial is None or plan is None or plan.steps is None:
@@ -186,7 +189,7 @@ TRIAL = "ops.lib.drafts.own_trial"  # not imported: it loads torch
 
 
 def missing_here(config: TrainDflash) -> dict[str, str]:
-    """What goes wrong first where another process makes a draft of an own algorithm, and calls its functions."""
+    """The first mistake in trying a user's algorithm in another process, by field; empty for other algorithms."""
     folder = own_algorithms().get(config.algorithm)
     if folder is None:
         return {}

@@ -79,7 +79,7 @@ class Prefetch(Generic[Item]):
             self._changed.notify_all()
 
     def _put(self, item: Item) -> bool:
-        """Returns when another item may be made; False if the consumer has closed."""
+        """Add an item, and wait until another may be made; False if the consumer has closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._ready) < self._depth)
             self._ready.append(item)

@@ -89,7 +89,7 @@ def window(history: Tensor, val_tokens: int) -> int:
 
 
 def identity(config: TrainDflash, stage: Stage, inputs: Inputs) -> dict[str, Any]:
-    """The identity of a checkpoint: the config without neutral fields, the inputs and the draft's shape."""
+    """The facts that a checkpoint must match: the config without neutral fields, the inputs and the draft's shape."""
     return {
         "config": key_fields(config),
         "inputs": {name: artifact.digest for name, artifact in stage.inputs.items() if artifact is not None},
@@ -105,7 +105,7 @@ def key_fields(config: TrainDflash) -> dict[str, Any]:
 
 
 def loss_figure(losses: Sequence[float]) -> Figure:
-    """Loss of every step."""
+    """A figure of the loss of every step."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(range(1, len(losses) + 1), losses, linewidth=0.8)
@@ -114,7 +114,7 @@ def loss_figure(losses: Sequence[float]) -> Figure:
 
 
 def accuracy_figure(train: Sequence[float], val: Sequence[float] | None) -> Figure:
-    """Accuracy of slots 1..K-1 over the last steps and, if measured, on the val split."""
+    """A figure of the accuracy of slots 1..K-1 over the last steps and, if measured, on the val split."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     slots = range(1, len(train) + 1)

@@ -72,8 +72,9 @@ def draft_shape(
 
 
 def expected_shape(config: TrainDflash, target: Mapping[str, Any], features: FeaturesForecast | None) -> DraftConfig:
-    """The draft's shape but for its mask token; of layers that are not known only the number is right. target: its
-    config.json. Raises ConfigError as `draft_shape`.
+    """The draft's shape, except its mask token; of unknown layers only the number is right.
+
+    target: its config.json. Raises ConfigError as `draft_shape`.
     """
     if config.capture == "online":
         return forecast_shape(config, target, len(config.target_layer_ids or ()) or config.capture_layers)
@@ -86,7 +87,7 @@ def expected_shape(config: TrainDflash, target: Mapping[str, Any], features: Fea
 def forecast_shape(
     config: TrainDflash, target: Mapping[str, Any], num_layers: int, layer_ids: tuple[int, ...] | None = None
 ) -> DraftConfig:
-    """The draft's shape by only the target's config.json and the captured layers, or their number if that is all.
+    """The draft's shape by the target's config.json and the captured layers, or only their number.
 
     The mask token is 0 unless the op sets it: it affects no size. Raises ConfigError as `draft_shape`.
     """

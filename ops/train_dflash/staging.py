@@ -27,10 +27,10 @@ class Event(Protocol):
     """The end of a copy: torch.cuda.Event, or a test's substitute."""
 
     def synchronize(self) -> None:
-        """Return when the copy is done."""
+        """Wait until the copy is done."""
 
     def wait(self) -> None:
-        """Let the calling thread's current stream wait for it."""
+        """Let the calling thread's current stream wait for the copy."""
 
 
 @frozen(eq=False)
@@ -53,7 +53,7 @@ class Sent:
 
 
 class Transfer(Protocol):
-    """Brings bytes to a device; for one thread at a time."""
+    """An interface that brings bytes to a device; for one thread at a time."""
 
     def send(self, size: int, write: Write) -> Sent: ...
 
@@ -112,7 +112,7 @@ class Staged:
 
 
 def transfer_to(device: torch.device) -> Transfer:
-    """The transfer that keeps the device busy: on a separate stream on a GPU."""
+    """The fastest transfer to a device: on a separate stream for a GPU."""
     if device.type != "cuda":
         return Direct(device)
     side = _SideStream(device)
@@ -131,8 +131,9 @@ class _SideStream:
         self._stream = torch.cuda.Stream(device)
 
     def room(self, size: int) -> Tensor:
-        """Memory on the device, uint8 [size]. In a new thread the current GPU is the first one; the stream sets its own
-        device.
+        """Allocate device memory, uint8 [size], on the stream's own device.
+
+        In a new thread, the current GPU would be the first one.
         """
         with torch.cuda.stream(self._stream):
             return torch.empty(size, dtype=torch.uint8, device=self._device)

@@ -169,7 +169,11 @@ def thinking_mistakes(
 
 
 def _something_else(path: Path, kind: str) -> list[str]:
-    """A text on what a path is instead of a checkpoint, such as a parent folder; "" for none. kind: what it is for."""
+    """Sentences on what a path is instead of a checkpoint, such as GGUF weights or an empty folder. kind: what it is
+    for.
+
+    They explain everything else that is missing; empty if the path may be a checkpoint.
+    """
     weights = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     quantized = path if path.suffix == ".gguf" else next(iter(sorted(path.glob("*.gguf"))), None)
     if quantized is not None and (path.is_file() or not weights):

@@ -237,6 +237,6 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _ids(value: Any) -> list[Any]:
-    """The ids in a JSON member, without values that are no numbers."""
+    """The ids in a JSON member, as a list without null. In a wrong file some may be no numbers."""
     values = value if isinstance(value, list) else [value]
     return [number for number in values if number is not None]

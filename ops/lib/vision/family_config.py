@@ -122,7 +122,7 @@ def full_attention_interval(text: Mapping[str, Any]) -> int | None:
 
 
 def _check_deepstack(seeing: Mapping[str, Any]) -> None:
-    """Check the deepstack indices: one at or past the vision tower's depth would silently have no effect."""
+    """Check the deepstack indices: one at or past the vision tower's depth would have no effect. Raises DataError."""
     depth = seeing.get("depth", DEPTH)
     beyond = [index for index in seeing.get("deepstack_visual_indexes", DEEPSTACK) if index >= depth]
     if beyond:

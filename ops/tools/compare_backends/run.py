@@ -62,7 +62,7 @@ class Request:
 
     @property
     def tokenize(self) -> GraphNode:
-        """The node that produced the tokens."""
+        """The node that made the tokens."""
         return self.graph.nodes[self.node.inputs["tokens"][0]]
 
     @property
@@ -75,7 +75,7 @@ class Request:
 
     @property
     def readers(self) -> dict[str, TokenReader]:
-        """Readers of the captured splits, by split."""
+        """The token readers of the captured splits, by split."""
         return {split: TokenReader(self.tokens, split) for split in self.node.config.splits}
 
     @property
@@ -94,7 +94,9 @@ class BackendOutput:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write {"node", "layers", "device", "backends", "samples", "dtypes": [...], "left_out", "preprocessing",
+    """Compare the backends, and write the result as a JSON object.
+
+    It holds {"node", "layers", "device", "backends", "samples", "dtypes": [...], "left_out", "preprocessing",
     "image_bounds", "agree"}, or {"error"} if the comparison is refused.
     """
     request_file, result_file = map(Path, arguments)
@@ -153,7 +155,7 @@ def compare(request: Request) -> dict[str, Any]:
 
 
 def choose(readers: Mapping[str, TokenReader], count: int) -> list[TokenSample]:
-    """Samples spread over the splits, half of them with images if possible. Raises DataError for none."""
+    """Choose samples spread over the splits, half of them with images if possible. Raises DataError for none."""
     places = [(reader, row) for reader in readers.values() for row in range(len(reader))]
     seen = [(reader, row) for reader, row in places if reader.records[row]["category"] == "image"]
     read = [(reader, row) for reader, row in places if reader.records[row]["category"] != "image"]
@@ -180,7 +182,7 @@ def float32_fits(target: TargetModel, device: str) -> bool:
 
 
 def why_not_float32(target: TargetModel, device: str, fits: bool) -> str | None:
-    """Why the backends are not compared in float32; None if they are."""
+    """A text on why the backends are not compared in float32; None if they are."""
     if not fits:
         return "the GPU has no room for the weights in float32, so a fixed bound replaces the measured rounding"
     why = float32_refusal(target.path / "model", device)
@@ -188,7 +190,7 @@ def why_not_float32(target: TargetModel, device: str, fits: bool) -> str | None:
 
 
 def free_memory() -> None:
-    """SGLang reserves what is free when it starts."""
+    """Free unused memory, on the GPU too, as SGLang reserves what is free when it starts."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -196,7 +198,7 @@ def free_memory() -> None:
 
 @frozen
 class OneProcess:
-    """The parts of a stage that a backend uses."""
+    """The parts of a stage that a backend uses, for a single process."""
 
     inputs: Mapping[str, Any]
     device: str
@@ -217,7 +219,10 @@ def with_transformers(
 def with_sglang(
     request: Request, samples: Sequence[TokenSample], layer_ids: Sequence[int], dtype: str, device: str
 ) -> BackendOutput:
-    """All samples in one batch, as in a capture, with the node's server arguments but on one device."""
+    """The output of SGLang for all samples in one batch, as in a capture.
+
+    It uses the node's server arguments, but only one device.
+    """
     config = evolve(request.node.config, backend="sglang", dtype=dtype, tp_degree=1)
     stage = OneProcess({"target": request.target, "tokens": request.tokens}, device)
     with closing(SglangBackend.start(config, stage, request.readers)) as backend:
@@ -228,7 +233,7 @@ def with_sglang(
 def compare_log_probs(
     samples: Sequence[TokenSample], ours: BackendOutput, theirs: BackendOutput, dtype: str, exact: BackendOutput | None
 ) -> dict[str, Any]:
-    """The largest difference over the answers' tokens, and whether rounding explains it."""
+    """The largest difference of log-probabilities over the answers' tokens, and whether rounding explains it."""
     largest = _largest(samples, ours.log_probs, theirs.log_probs)
     own = _largest(samples, ours.log_probs, exact.log_probs) if exact is not None else 0.0
     allowed = max(LOG_PROB_TOLERANCE[dtype], TIMES_OWN_ROUNDING * own)
@@ -273,9 +278,9 @@ def compare_preprocessing(request: Request, samples: Sequence[TokenSample], devi
 
 
 def image_bounds(request: Request) -> dict[str, int]:
-    """The image bounds to pass to SGLang's server if the tokens use other image sizes than the target's defaults.
+    """The image limits to pass to SGLang's server if the tokens use other image sizes than the target's defaults.
 
-    Both bounds, because SGLang silently ignores a single one; empty if the defaults apply.
+    Always both, because SGLang silently ignores a single one; empty if the defaults apply.
     """
     info = target_info(request.target)
     made, own = (

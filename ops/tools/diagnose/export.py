@@ -105,7 +105,7 @@ def _config_json(draft: Draft) -> Mapping[str, Any]:
 
 
 def imported_of(draft: Draft) -> Mapping[str, Any] | None:
-    """The record of an import; None if it is not one, or its config.json cannot be read."""
+    """The import record of a draft; None if it was not imported, or its config.json cannot be read."""
     try:
         return import_record(draft.path)
     except DataError:
@@ -113,7 +113,7 @@ def imported_of(draft: Draft) -> Mapping[str, Any] | None:
 
 
 def of_import(finding: Finding) -> Finding:
-    """The finding of an imported draft: what only its training shows is not known, and it is not trained here."""
+    """The finding adapted to an imported draft, whose training is unknown and cannot be repeated here."""
     if finding.code in OF_TRAINING and finding.level == UNMEASURED and not finding.advice:
         return unmeasured(finding.code, "not known: the draft was imported, and its training is not in this store")
     if finding.code in UNTRAINED and finding.level == CAUSE:
@@ -122,7 +122,7 @@ def of_import(finding: Finding) -> Finding:
 
 
 def _same(own: Mapping[str, Tensor], exported: Mapping[str, Tensor], name: str) -> bool:
-    """Whether both have the tensor, equal up to the export's dtype."""
+    """Whether both have the tensor, with values equal up to the export's dtype."""
     if name not in own or name not in exported:
         return False
     return torch.equal(own[name].to(exported[name].dtype), exported[name])
@@ -208,7 +208,7 @@ def _is_fine(setting: Setting, target: Mapping[str, Any], weights: Weights) -> b
 
 
 def _as_trained(config: DraftConfig, trained: Trained, fields: Collection[str]) -> Setting | None:
-    """The config with the training's values of some fields; None if they are unknown, or contradict other fields."""
+    """The setting with the training's values in some fields; None if they are unknown or contradict others."""
     if trained.config is None:
         return None
     try:

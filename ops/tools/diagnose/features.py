@@ -47,7 +47,7 @@ class Layer:
 def features_finding(
     target: Target, features: TargetFeatures | None, learnt: TokenShards | None, *, is_online: bool
 ) -> Finding:
-    """Recompute the features of a few samples of the training, and compare."""
+    """A finding on the stored features, from recomputing those of a few training samples."""
     if is_online:
         return unmeasured(FEATURES, 'capture = "online" stores no features to compare')
     if features is None or learnt is None:

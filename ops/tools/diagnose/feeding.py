@@ -61,7 +61,7 @@ class Trained:
 
 @frozen
 class Step:
-    """A correction: its kind, its label, and its effect on tau."""
+    """A correction of the draft's inputs: its kind, its label, and its effect on tau."""
 
     kind: str
     label: str
@@ -73,7 +73,7 @@ class Step:
 
 @frozen
 class Correction:
-    """The setting with every correction that raises tau, the findings, and how much each correction raised it."""
+    """The result of correcting a draft: the final setting, findings, and the gain of each correction."""
 
     setting: Setting
     findings: tuple[Finding, ...]
@@ -128,7 +128,7 @@ def _best(
 
 
 def candidates(kind: str, current: Setting, trained: Trained) -> dict[str, Setting]:
-    """Alternatives for a kind, by label; the training's value first."""
+    """The alternative settings of a kind, by label; the training's value comes first."""
     config, known = current.config, trained.config
     if kind == LAYERS:
         if known is not None and known.target_layer_ids != config.target_layer_ids:
@@ -156,7 +156,7 @@ def shifted_layers(current: Setting) -> dict[str, Setting]:
 
 
 def shifted_positions(current: Setting) -> dict[str, Setting]:
-    """The slots of a block one later and one earlier relative to the context."""
+    """The settings with a block's slots one position later, and one earlier, relative to the context."""
     return {
         "one later": evolve(current, block_offset=current.block_offset + 1),
         "one earlier": evolve(current, block_offset=current.block_offset - 1),
@@ -164,7 +164,7 @@ def shifted_positions(current: Setting) -> dict[str, Setting]:
 
 
 def _distinct(current: Setting, settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """The settings that differ from the current one, each once."""
+    """The settings that differ from the current one, without repetition."""
     kept: dict[str, Setting] = {}
     for label, setting in settings.items():
         if setting != current and setting not in kept.values():
@@ -246,7 +246,7 @@ def unless_open(finding: Finding, fed: Sequence[Finding]) -> Finding:
 
 
 def reading_finding(bench: Bench, current: Setting, prompts: Sequence[TokenSample]) -> Finding:
-    """Judges by tau at other layers and positions whether the draft reads the target's hidden states.
+    """A finding on whether the draft reads the target's hidden states, by tau at other layers and positions.
 
     current: the setting with corrected inputs. Its alternatives are those of `layer ids` and `positions`.
     """

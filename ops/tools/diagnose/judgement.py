@@ -41,7 +41,7 @@ FRACTIONS = {"test": "test_fraction", "val": "val_fraction"}  # fields of ingest
 def judged(
     name: str, measured: str, normal: str, advice: str = "", *, is_cause: bool = False, is_note: bool = False
 ) -> Finding:
-    """The finding for a measured value; the advice is kept where there is something to do."""
+    """A finding for a measured value; the advice is kept where there is something to do."""
     level = NOTE if is_note else FINE
     if is_cause:
         level = CAUSE
@@ -49,17 +49,17 @@ def judged(
 
 
 def unmeasured(name: str, why: str) -> Finding:
-    """The finding for a check that could not be made; why: what is missing."""
+    """A finding for a check that could not be made. why: what is missing."""
     return Finding(why, level=UNMEASURED, code=name)
 
 
 def too_few(name: str, measured: str) -> Finding:
-    """The finding for a check that more prompts could decide."""
+    """A finding for a check that more prompts could decide."""
     return Finding(measured, advice=MORE_PROMPTS, level=UNMEASURED, code=name)
 
 
 def measured_of(finding: Finding) -> str:
-    """What was measured, without the normal value."""
+    """The measured part of a finding's text, without the normal value."""
     return finding.what.partition(NORMAL)[0]
 
 
@@ -81,17 +81,17 @@ def with_next_step(finding: Finding, wanted: int, found: Mapping[str, int]) -> F
 
 
 def unjudged(finding: Finding) -> Finding:
-    """The finding at a tau that is at its ceiling, where a cause of a low tau explains nothing."""
+    """The finding marked as unjudged if it is a cause, as tau at its ceiling needs no explanation."""
     return evolve(finding, level=UNJUDGED, advice="") if finding.level == CAUSE else finding
 
 
 def held_back(finding: Finding, why: str) -> Finding:
-    """A cause that is not certain yet: reported as unmeasured."""
+    """The finding turned into an unmeasured one, since its cause is not certain yet. why: the reason."""
     return unmeasured(finding.code, f"{measured_of(finding)}; {why}") if finding.level == CAUSE else finding
 
 
 def unless_chance(finding: Finding) -> Finding:
-    """A cause that more prompts may confirm: reported as unmeasured."""
+    """The finding turned into an unmeasured one, since more prompts must confirm its cause."""
     return too_few(finding.code, f"{measured_of(finding)}; {TOO_FEW}") if finding.level == CAUSE else finding
 
 

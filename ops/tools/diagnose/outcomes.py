@@ -44,7 +44,7 @@ NO_STEP = "every answer to the training prompts is one token long, which needs n
 
 
 def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded]) -> Finding:
-    """Compares tau between the categories of the prompts. answers: at least one with a verification step."""
+    """A finding on how tau differs between the prompts' categories. answers: at least one with a verification step."""
     every: dict[str, list[Decoded]] = {}
     for prompt, answer in zip(prompts, answers, strict=True):
         every.setdefault(prompt.category, []).append(answer)
@@ -82,9 +82,9 @@ def repetition_finding(answers: Sequence[Decoded]) -> Finding:
 
 
 def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: Mapping[str, Any]) -> Finding:
-    """Compares tau on training prompts with tau on held-out ones.
+    """A finding on tau of training prompts compared with held-out ones.
 
-    seen: answers to training prompts; training: training.json, with its metrics on the val split.
+    seen: answers to training prompts. training: training.json, with its metrics on the val split.
     """
     if not stepped(seen):
         return unmeasured(HELD_OUT_GAP, NO_STEP)
@@ -201,7 +201,7 @@ def _mean_yield(groups: Sequence[Sequence[Sequence[int]]], weights: Sequence[int
 
 
 def random_finding(answers: Sequence[Decoded], untrained: Sequence[Decoded]) -> Finding:
-    """Compares with a draft of random weights, on the same prompts."""
+    """A finding on tau compared with a draft of random weights, on the same prompts."""
     name, with_step = LEARNT, len(stepped(answers))
     text = f"tau {tau_of(answers):.2f} against {tau_of(untrained):.2f} of random weights"
     if with_step < LEAST_PROMPTS:

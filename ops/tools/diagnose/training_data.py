@@ -55,15 +55,16 @@ class OwnShare:
 
     @property
     def error(self) -> float:
-        """Standard error of `expected`; 0 without sampled tokens."""
+        """The standard error of `expected`; 0 without sampled tokens."""
         return sqrt(self.expected * max(1 - self.expected_share, 0.0))
 
 
 def own_finding(
     target: Target, samples: Sequence[TokenSample], regenerated_at: float | None, kept_by: str | None = None
 ) -> Finding:
-    """Judges whether the training answers are the target's own. samples: training samples. regenerated_at, kept_by: as
-    in Chain.
+    """A finding on whether the training answers are the target's own. samples: training samples.
+
+    regenerated_at, kept_by: as in Chain.
     """
     own = count_own(target, samples, regenerated_at or 0.0)
     normal, advice = _expectation(own, regenerated_at, kept_by)
@@ -102,7 +103,7 @@ def kept_findings(losses: Sequence[tuple[str, Loss]] | None) -> list[Finding]:
 
 
 def _expectation(own: OwnShare, regenerated_at: float | None, kept_by: str | None) -> tuple[str, str]:
-    """The normal range, and what to do outside it."""
+    """The normal range of the target's own share, and advice for values outside of it."""
     if regenerated_at is None:
         advice = "put regenerate_answers between the target and capture, and train on the target's own answers"
         if kept_by is not None:
@@ -139,7 +140,7 @@ def count_own(target: Target, samples: Sequence[TokenSample], temperature: float
 
 
 def _greedy_draws(logits_RV: Tensor, temperature: float) -> float:
-    """The expected number of rows whose most likely token is sampled at this temperature."""
+    """The expected number of rows in which sampling at this temperature gives the most likely token."""
     if temperature == 0:
         return float(len(logits_RV))
     return float((logits_RV / temperature).softmax(-1).amax(-1).sum())
@@ -185,7 +186,7 @@ def mask_findings(
 
 
 def look(reader: TokenReader, mask_token_id: int, block_size: int) -> MaskCounts:
-    """Counts over the samples; every anchor that the training may draw counts once."""
+    """Count tokens and anchors over the samples; every anchor that the training may draw counts once."""
     counts, image_token_id = MaskCounts(), reader.info["image_token_id"]
     for place in spread(range(len(reader)), LOOKED_AT):
         input_ids_S, loss_mask_S = reader.labels(place)

@@ -49,8 +49,9 @@ def _wrong_source(text: str) -> Iterator[str]:
 
 
 def by_arguments(error: PipelineError, known: Iterable[Finding] = ()) -> PipelineError:
-    """The mistakes with the command's arguments in place of fields of nodes. known: those that replace what the
-    pipeline says of their arguments.
+    """The mistakes with the command's arguments in place of node fields.
+
+    known: mistakes that replace those of the pipeline about the same arguments.
     """
     known = list(known)
     explained = {mistake.path for mistake in known}

@@ -86,7 +86,7 @@ def _directory(source: str, revision: str | None) -> Path:
 
 
 def source_of(text: str) -> tuple[str, str | None]:
-    """A directory, or a model id and its commit, of owner/name@COMMIT."""
+    """Split a source: a directory and None, or a model id and its commit, from owner/name@COMMIT."""
     name, at, commit = text.rpartition("@")
     return (name, commit) if at and not Path(text).exists() else (text, None)
 

@@ -33,7 +33,7 @@ FREE_SHARE = 0.8  # of the disk that features may fill
 
 @frozen
 class Choice:
-    """A value for a field, and why."""
+    """A value for a pipeline's field, and the reason."""
 
     value: int
     why: str
@@ -41,10 +41,11 @@ class Choice:
 
 @frozen(kw_only=True)
 class Advice:
-    """The choices. tokens: of the whole set with the target's answers. fractions: of val and test.
+    """The advised choices for a pipeline. tokens: of the whole data, with the target's answers.
 
-    max_pixels: None if images need no limit, or there are none; rules: with it. steps: of the training, about.
-    checkpoint_every: steps; measure_every: steps, None for only the end. features: bytes, if stored.
+    fractions: of val and test. max_pixels: None if images need no limit, or there are none; rules: with that limit.
+    steps: of the training, approximately. checkpoint_every: in steps. measure_every: in steps, None for only the end.
+    features: bytes, if stored.
     """
 
     tokens: int
@@ -69,7 +70,7 @@ class Advice:
 
 
 def advise(found: Survey, target: Target | None, free_disk: int) -> Advice:
-    """Raises DataError, with all reasons, if no draft can be trained for this target on this data."""
+    """Choose the settings of a pipeline by the data. Raises DataError, with all reasons, if no draft can be trained."""
     _check(found, target)
     answers = [tokens for length in found.lengths for tokens in length.answers]
     max_pixels = _max_pixels(found)
@@ -135,7 +136,7 @@ def _check(found: Survey, target: Target | None) -> None:
 
 
 def _max_pixels(found: Survey) -> Choice | None:
-    """A limit if images use more than IMAGE_TOKENS each."""
+    """A limit of pixels if images use more than IMAGE_TOKENS each; None otherwise."""
     largest = max((found.rules.tokens(size) for length in found.lengths for size in length.images), default=0)
     if largest <= IMAGE_TOKENS:
         return None
@@ -152,7 +153,9 @@ def _max_new_tokens(answers: list[int]) -> Choice:
 
 
 def _max_prompt_tokens(found: Survey, rules: PixelRules, prompts: list[int], max_new: int) -> Choice:
-    """Later prompts of a chat hold the target's own answers to its earlier turns, longer perhaps than the data's."""
+    """A limit for max_prompt_tokens. Later prompts of a chat hold the target's own answers, maybe longer than the
+    data's.
+    """
     regenerated = max(length.regenerated_prompt(rules, max_new) for length in found.lengths)
     about = "" if found.exact else "about "
     why = f"the longest of {len(prompts):,} prompts examined has {about}{max(prompts):,} tokens"
@@ -163,7 +166,9 @@ def _max_prompt_tokens(found: Survey, rules: PixelRules, prompts: list[int], max
 
 
 def _within(context: int, max_new: Choice) -> tuple[Choice, Choice]:
-    """max_prompt_tokens and max_new_tokens that fit the target's context, with the token that decoding is ahead."""
+    """The choices max_prompt_tokens and max_new_tokens within the target's context, which decoding needs one token more
+    of.
+    """
     if max_new.value > context // 2:
         max_new = Choice(max(context // 2, 1), f"half of the target's {context:,} positions")
     left = max(context - 1 - max_new.value, 1)
@@ -186,8 +191,9 @@ def _block_size(answers: list[int]) -> Choice:
 
 
 def _min_loss_tokens(learnt: list[int], block_size: int) -> Choice:
-    """Chooses min_loss_tokens by the data's answers. learnt: of each sample that ends with an answer, the tokens of its
-    answers.
+    """The choice of min_loss_tokens, by the data's answers.
+
+    learnt: for each sample that ends with an answer, the tokens of its answers.
     """
     least = 2 * block_size
     short = sum(tokens < least for tokens in learnt)
@@ -205,7 +211,7 @@ def _epochs(training: int) -> Choice:
 
 
 def _tokens_per_step(training: int, epochs: int, max_length: int) -> Choice:
-    """The largest that still gives enough steps and fits the longest sample."""
+    """The largest number of tokens in a step that gives enough steps and fits the longest sample."""
     least = _rounded_up(max_length, 8)
     fitting = [*(size for size in STEP_TOKENS if size > least), least]
     chosen = next((size for size in fitting if training * epochs / size >= WANTED_STEPS), fitting[-1])
@@ -222,7 +228,7 @@ def _checkpoint_every(steps: int) -> Choice:
 
 
 def _measure_every(steps: int) -> Choice | None:
-    """Chooses the steps between two measurements; None if no two would be LEAST_BETWEEN steps apart."""
+    """The number of steps between two measurements; None if these would be closer than LEAST_BETWEEN steps."""
     if is_short(steps):
         return None
     value = min(max(steps // 10, LEAST_BETWEEN), MOST_BETWEEN)
@@ -235,7 +241,7 @@ def _measure_every(steps: int) -> Choice | None:
 
 
 def _capture(tokens: int, target: Target | None, free: int) -> tuple[int, bool, str]:
-    """(bytes of stored features, whether to capture online, why)."""
+    """The bytes of stored features, whether to capture online instead, and why."""
     if target is None:
         per_token = MOST_LAYERS * HIDDEN * 2 + TOKEN_BYTES
         of = f"{MOST_LAYERS} layers of {HIDDEN} in bfloat16, for example a target of 8 billion parameters"

@@ -25,10 +25,10 @@ THINKING = ("Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B")  # of the models whose config.js
 
 @frozen(kw_only=True)
 class Target:
-    """A target to serve. checkpoint: a directory, or a model id with its revision.
+    """A target for which a pipeline is written. checkpoint: a directory, or a model id with its revision.
 
-    mask: the mask token to set, and why it can be one; None if it is known without. tokenizer: its tokenizer.json,
-    None if absent. thinks: its chat template has `enable_thinking`.
+    mask: the mask token to set, and the reason; None if it is known already. tokenizer: its tokenizer.json, None if
+    absent. thinks: whether its chat template has `enable_thinking`.
     """
 
     checkpoint: str
@@ -47,7 +47,7 @@ class Target:
 
     @property
     def context(self) -> int | None:
-        """Positions that the target has; None if its config names none."""
+        """The number of positions that the target has; None if its config names none."""
         return context_length(self.sizes.text)
 
     @property
@@ -60,7 +60,7 @@ class Target:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers to capture: up to MOST_LAYERS, as many as are distinct in a target of this depth."""
+        """The number of layers to capture: up to MOST_LAYERS, as far as the target's depth gives distinct ones."""
         depth = int(self.sizes.text["num_hidden_layers"])
         for count in range(MOST_LAYERS, 1, -1):
             try:
