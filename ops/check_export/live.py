@@ -157,9 +157,9 @@ def watch(engine: DflashEngine, prompts: Sequence[Prompt], eos_token_ids: Sequen
 
 
 def choose_dtype(config: CheckExport, report: Mapping[str, Any], device: str) -> str:
-    """The dtype of the live stage: the config's, else bfloat16 on a GPU, else the evaluation's.
+    """The dtype of the live stage: on a CPU the config's, else the evaluation's; on a GPU always bfloat16.
 
-    SGLang casts a draft's inputs to bfloat16 on a GPU.
+    SGLang casts a draft's inputs to bfloat16 on a GPU. Raises LiveUnavailable if the config sets another dtype there.
     """
     if device == "cpu":
         return config.dtype or str(report["dtype"])

@@ -105,7 +105,7 @@ def _count_lines(file: Path) -> int:
 
 
 def _policy_fault(row: dict[str, Any]) -> Fault:
-    """The fault of a sample with images that is not a single image at the start of the first user turn."""
+    """The fault of a sample that cannot have a single image, placed at the start of its first user turn."""
     turns = row["conversations"]
     first = next((turn for turn in turns if turn["role"] == "user"), None)
     if len(row["images"]) > 1:

@@ -91,7 +91,7 @@ def held_back(finding: Finding, why: str) -> Finding:
 
 
 def unless_chance(finding: Finding) -> Finding:
-    """The finding turned into an unmeasured one, since more prompts must confirm its cause."""
+    """The finding; a cause becomes an unmeasured finding, since more prompts must confirm it."""
     return too_few(finding.code, f"{measured_of(finding)}; {TOO_FEW}") if finding.level == CAUSE else finding
 
 

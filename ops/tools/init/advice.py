@@ -166,8 +166,9 @@ def _max_prompt_tokens(found: Survey, rules: PixelRules, prompts: list[int], max
 
 
 def _within(context: int, max_new: Choice) -> tuple[Choice, Choice]:
-    """The choices max_prompt_tokens and max_new_tokens within the target's context, which decoding needs one token more
-    of.
+    """The choices of max_prompt_tokens and max_new_tokens, which together stay below the target's context.
+
+    One position is left free, since decoding is a token ahead.
     """
     if max_new.value > context // 2:
         max_new = Choice(max(context // 2, 1), f"half of the target's {context:,} positions")

@@ -337,7 +337,7 @@ def _dtype(field: str, dtype: str) -> list[str]:
 
 
 def _thinking(found: Survey, target: Target | None) -> list[str]:
-    """The lines that ask the target for reasoning if the data has it; none if the target cannot think."""
+    """The lines that set enable_thinking, by whether the data has reasoning; none if the target cannot think."""
     if target is None or not target.thinks:
         return []
     if not found.reasoning:

@@ -68,7 +68,7 @@ def convolved(y_NKM: Tensor, base_TM: Tensor, made_NKTG: Tensor) -> Tensor:
 
 
 def kernel(base_TM: Tensor, made_NKTG: Tensor, tap: int) -> Tensor:
-    """The kernel of every slot at a tap, [N, K, M]."""
+    """The convolution's weights of every slot at a tap, [N, K, M]."""
     return (base_TM[tap].unflatten(0, (made_NKTG.shape[3], -1)) + made_NKTG[:, :, tap, :, None]).flatten(-2)
 
 
