@@ -200,7 +200,7 @@ def _report_several_hosts(node: NodeCheck, launch: dict[str, Any]) -> None:
 
 
 def _unset_hint(node: NodeCheck, name: str, others: Sequence[str]) -> str:
-    """How to unset a value of the file that an argument excludes; empty where file or arguments set both."""
+    """A hint at how to unset a value of the file that an argument excludes; "" where file or arguments set both."""
     if node.is_argument(name):
         of_file = [other for other in others if not node.is_argument(other)]
     else:

@@ -49,7 +49,7 @@ _FIELDS: dict[type, list[str]] = {
 
 @frozen
 class ModuleSource:
-    """What cache keys need to know of one source file.
+    """The facts of one source file from which cache keys are made.
 
     digest: hash of its syntax tree. sha256: hash of its bytes. imports: the dotted names that it imports; relative ones
     keep their dots: `from ..a import b` is "..a.b". data: the data files that it reads. names: the names bound at its

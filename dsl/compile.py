@@ -38,7 +38,8 @@ def compile_pipeline(
 def override_graph(graph: Graph, overrides: Sequence[str], absent: Absent | None = None) -> Graph:
     """A compiled graph, such as a recorded one, with some values replaced and everything checked again.
 
-    Relative paths start at the graph's root. Raises the errors of `compiled`.
+    overrides: texts `node.field=value`; relative paths in them start at the graph's root. absent: as in `compiled`,
+    whose errors are raised.
     """
     if not overrides:
         return graph

@@ -32,7 +32,7 @@ class Trial:
 
 @frozen(kw_only=True)
 class PlanContext:
-    """What is known of a node when its needs are estimated.
+    """The facts about a node from which its needs are estimated.
 
     inputs: edge -> the forecast of the node that it reads, or None without one; a tuple for a `tuple` edge. artifact:
     the folder of the node's output, where the store holds it. identity: that output's digest; else PROMISED and a

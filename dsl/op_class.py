@@ -97,7 +97,7 @@ class OpClass(Protocol):
         """
 
     def estimate(self, context: PlanContext) -> Estimate | None:
-        """What the node needs, for `dflow plan` and `--smoke`; None where the op cannot tell."""
+        """Estimate the node's needs, for `dflow plan` and `--smoke`; None where the op cannot tell."""
 
     def smoke(self, samples: int) -> Mapping[str, Any]:
         """The values to change for a trial run on so many samples (`dflow run --smoke`), by field."""

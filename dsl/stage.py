@@ -67,7 +67,7 @@ class Stage(Protocol):
         """Show a line to the user while the run goes on. Every rank prints it to the log; only rank 0's is shown."""
 
     def warn(self, text: str) -> None:
-        """Like `info`, and shown again with the results, in `dflow status` and in reports."""
+        """Show a warning to the user at once, and again with the results, in `dflow status` and in reports."""
 
     def figure(self, name: str, fig: Any) -> None:
         """Save a matplotlib figure as `figures/<name>.png` among the node's MLflow artifacts."""

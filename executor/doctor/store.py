@@ -150,7 +150,10 @@ def _server(uri: str) -> Finding:
 
 
 def _database(path: Path) -> Finding:
-    """A finding on MLflow's database; revisions are read from the installed MLflow's files, without importing it."""
+    """A finding on whether the installed MLflow can use its SQLite database, by the database's schema revision.
+
+    Known revisions are read from MLflow's files, without importing it.
+    """
     if not path.exists():
         return Finding(f"{path}: does not exist yet; the first run creates it", level="good", code="MLflow")
     try:

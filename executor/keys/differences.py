@@ -40,10 +40,11 @@ class Difference:
 
     kind: "op", "config", "content", "code" and "library" enter the key; a "setting" does not. "code rule": only one
     node has its code digests by file, so code is not compared. "value": the key parts are gone, so it may be a setting
-    or a config value. name: a field; for code the source file, for a library its distribution. path: the file or folder
-    whose content differs, if known; "OLD, now NEW" if it is another one. old, new: digests for code; for "config" a
-    FileContent where only one node's field named a file. given: the user's value, where a trial run uses `new` in its
-    place.
+    or a config value.
+    name: a field; for code the source file, for a library its distribution.
+    path: the file or folder whose content differs, if known; "OLD, now NEW" if it is another one.
+    old, new: digests for code; for "config" a FileContent where only one node's field named a file.
+    given: the user's value, where a trial run uses `new` in its place.
     """
 
     kind: Kind

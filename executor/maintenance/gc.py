@@ -58,7 +58,7 @@ class Item:
 
 @frozen
 class Survey:
-    """What gc would remove and keep. dropped: key -> the digests whose index lines would be removed."""
+    """A survey of what gc would remove and keep. dropped: key -> digests whose index lines would be removed."""
 
     goes: tuple[Item, ...]
     stays: tuple[Item, ...]
@@ -301,7 +301,7 @@ def in_use(
 
 
 def read_index(store: Store) -> dict[str, list[IndexLine]]:
-    """All lines of the index by key."""
+    """The lines of the index by key."""
     folder = store.path / "index"
     found = folder.iterdir() if folder.is_dir() else ()
     keys = sorted(path.name for path in found if KEY.fullmatch(path.name) and path.is_file())
@@ -336,7 +336,8 @@ def remove_run(store: Store, folder: Path) -> None:
     """Remove a run's record, logs and figures, even if the record is damaged.
 
     The folder is renamed first; if the removal is killed, the rest is deleted when the store is next opened. Of a link
-    only the link is removed. Raises StoreError where the run is in progress, being served, or tagged.
+    only the link is removed.
+    Raises StoreError where the run is in progress, being served, or tagged.
     """
     record = Record(folder, RunState(run=folder.name, pipeline="", experiment=""))  # its content does not matter
     with exclusive_gc_lock(store.path), clear_errors(folder):

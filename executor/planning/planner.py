@@ -58,12 +58,16 @@ class Decision:
 class Planner:
     """Decides for each node whether it is cached or runs.
 
-    parts: key parts by node id. previous: earlier records, used only to explain why a node is not cached. pinned: node
-    id -> digest of the artifact that is kept, whatever the node's key is now. forced: nodes that run even if they are
-    cached. absent: nodes whose data is missing, and which have no parts. recorded: nodes whose data is missing, but
-    whose parts a record has: node id -> its run. source: the run that made the pinned artifacts. run: the planned run;
-    empty before it has a record. trusting: nodes whose config lets a checkpoint's code run. given: the configs as the
-    user gave them, in a trial run.
+    parts: key parts by node id.
+    previous: earlier records, used only to explain why a node is not cached.
+    pinned: node id -> digest of the artifact that is kept, whatever the node's key is now.
+    forced: nodes that run even if they are cached.
+    absent: nodes whose data is missing, and which have no parts.
+    recorded: nodes whose data is missing, but whose parts a record has: node id -> its run.
+    source: the run that made the pinned artifacts.
+    run: the planned run; empty before it has a record.
+    trusting: nodes whose config lets a checkpoint's code run.
+    given: the configs as the user gave them, in a trial run.
     """
 
     graph: Graph
@@ -189,8 +193,9 @@ class Planner:
 
 
 def earlier_rule_note(decisions: Mapping[str, Decision], file: str = "FILE") -> str:
-    """A note on how to keep artifacts of an earlier dflow; empty unless some node runs only because code is hashed
-    anew.
+    """A note on how to keep artifacts of an earlier dflow.
+
+    Empty unless some node would run only because the rule for code digests has changed.
     """
     if all(decision.cache == "hit" for decision in decisions.values()):
         return ""

@@ -181,7 +181,7 @@ class PlanRow:
 
 
 class Record:
-    """One run's folder under records/."""
+    """A run's folder under records/, with its state, plan and log."""
 
     def __init__(self, folder: Path, state: RunState) -> None:
         self.folder = folder

@@ -210,8 +210,8 @@ def samples(run: RunFacts, accounts: Mapping[str, Account]) -> Markup:
 
 
 def checked(run: RunFacts, accounts: Mapping[str, Account]) -> list[Checked]:
-    """Each node's account of its data, in the order of the data, checked in itself and against the nearest
-    ones above.
+    """The accounts of the nodes in the order of the data, each checked in itself and against the nearest
+    ones above it.
     """
     rows = []
     above: dict[str, list[Account]] = {}  # what each node passes on

@@ -135,9 +135,9 @@ class AttemptResult:
     """The result of an attempt at a node. stage: measurements; None where no stage ran.
 
     status "done": digest and acceptance are the artifact's; difference: how it differs from the key's earlier artifact.
-    status "failed": failure, and log_tail, the last lines of the stage's log. status "replan": nothing was committed,
-    as the store has the artifact already, or code or data changed. parts: the current key parts. changes: what changed.
-    kept: path of the work folder.
+    status "failed": failure, and log_tail, the last lines of the stage's log.
+    status "replan": nothing was committed, as the store has the artifact already, or code or data changed. parts: the
+    current key parts. changes: what changed. kept: path of the work folder.
     """
 
     status: Literal["done", "stopped", "failed", "replan"]

@@ -205,7 +205,7 @@ class Lease:
         return None
 
     def check(self) -> None:
-        """Raises LeaseLost unless the folder is still the leased one, with this holder's token and id."""
+        """Check that the folder is still the leased one, with this holder's token and id. Raises LeaseLost."""
         if self._descriptor is None or not _same_file(self._descriptor, self.folder / "lease"):
             raise LeaseLost(f"{self.folder}: the work folder was removed or replaced while the stage ran")
         holder = self._holder()

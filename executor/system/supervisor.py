@@ -53,7 +53,7 @@ class Finished(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why the process failed: the last line of its errors, or its exit code or signal."""
+        """The reason why the process failed: the last line of its errors, or its exit code or signal."""
         lines = self.errors.strip().splitlines()
         if self.code is None:
             return f"it took longer than {self.within_s:g} s"

@@ -204,7 +204,7 @@ def _at(answer: Decoded, position: int) -> tuple[int | None, float | None]:
 
 
 def _behind(answer: Decoded, position: int, token: int | None) -> float | None:
-    """How far a token's logit lies below the best one at a place; None if it is not near."""
+    """The distance of a token's logit from the best one at a place; None if it is not near."""
     return None if token is None else answer.near.get(position, {}).get(token)
 
 

@@ -62,10 +62,10 @@ def acceptance_length(decoded: Sequence[Decoded], resamplings: int, seed: int, b
     """tau = generated tokens / verification steps, over all prompts, with an interval.
 
     Generated tokens exclude the first one, which the prefill yields, and end with EOS. `unclipped` also counts tokens
-    accepted after EOS; `cut_steps` are steps that accepted more than their answer contains. The interval resamples
-    prompts, not steps, since the steps of an answer depend on each other. It is None for fewer than two prompts with a
-    step; everything is None without a step. block_size: the most tokens of a step, and so the upper limit of the
-    interval.
+    accepted after EOS; `cut_steps` are steps that accepted more than their answer contains.
+    The interval resamples prompts, not steps, since the steps of an answer depend on each other. It is None for fewer
+    than two prompts with a step; everything is None without a step. block_size: the most tokens of a step, and so the
+    upper limit of the interval.
     """
     generated = np.array([answer.generated for answer in decoded], dtype=np.float64)
     steps = np.array([answer.steps for answer in decoded], dtype=np.float64)

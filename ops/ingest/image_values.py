@@ -42,8 +42,9 @@ SHOWN = 120
 class ImageFinder:
     """Finds the images that rows name.
 
-    root            the folder of relative paths, which no path leaves without allow_outside image_root      the field's
-    value, if it set the root remedy          what to do about a path that leaves the root
+    root            the folder of relative paths, which no path leaves without allow_outside
+    image_root      the field's value, if it set the root
+    remedy          what to do about a path that leaves the root
     """
 
     root: Path

@@ -38,9 +38,10 @@ Numbered = tuple[int, int, Any, str]  # line or place, bytes read, value, mistak
 class Record:
     """One row of a source, or the mistake in it.
 
-    number  within the file, from 1: the line, the row, or the element of an array origin  the text before the number in
-    messages: "file:", "file: row ", or "file: element " folder  the start of relative image paths share   of the file
-    read so far, 0..1
+    number  within the file, from 1: the line, the row, or the element of an array
+    origin  the text before the number in messages: "file:", "file: row ", or "file: element "
+    folder  the start of relative image paths
+    share   of the file read so far, 0..1
     """
 
     number: int

@@ -42,8 +42,9 @@ class Turn:
 class RawSample:
     """A conversation that can be used as a sample.
 
-    split   train, val or test; None: drawn by hash of draw_id, from train and the splits in `draw` turns   in order;
-    their roles are system, user and assistant images  files or encoded images, one for each image place in the turns
+    split   train, val or test; None: drawn by hash of draw_id, from train and the splits in `draw`
+    turns   in order; their roles are system, user and assistant
+    images  files or encoded images, one for each image place in the turns
     label   the correct answer, if the source states it separately
     """
 

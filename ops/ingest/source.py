@@ -60,7 +60,10 @@ def check_builtin(source: str) -> None:
 
 
 def find_format(source: Path, wanted: str) -> str:
-    """The format of a source by its content. Raises DataError if it is missing, or of an unknown format."""
+    """The format of a source. Raises DataError if it is missing, or of an unknown format.
+
+    wanted: the config's `format`; "auto" tells it by the content.
+    """
     if not source.exists():
         raise DataError(f"{source}: no such file or folder; `source` must name a data file or folder")
     if wanted == "auto":

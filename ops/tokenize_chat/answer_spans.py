@@ -38,8 +38,8 @@ from ops.tokenize_chat.template import (
 class Rendered:
     """A rendered conversation that ends with an answer.
 
-    prompt_end      number of characters up to the end of the last answer's generation prompt answers         start of
-    every learnt answer, and its end if the template marks it
+    prompt_end      number of characters up to the end of the last answer's generation prompt
+    answers         start of every learnt answer, and its end if the template marks it
     """
 
     text: str

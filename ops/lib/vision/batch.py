@@ -38,9 +38,9 @@ class TensorBatch:
 
     Subclasses use eq=False, since attrs would compare tuples of tensors, which raises. Setting a field checks it as in
     a new batch; `attrs.evolve` changes several fields at once. A class makes further checks in `__attrs_post_init__`,
-    as ModelInputs does. It has no attrs validators, which would replace `__setattr__`. Selections may share memory with
-    their batch; `__setitem__` never writes there. Raises DataError, naming the fields, if a field is of another type,
-    if lengths or devices differ, and for B = 0.
+    as ModelInputs does. It has no attrs validators, which would replace `__setattr__`.
+    Selections may share memory with their batch; `__setitem__` never writes there. Raises DataError, naming the fields,
+    if a field is of another type, if lengths or devices differ, and for B = 0.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

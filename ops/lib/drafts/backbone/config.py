@@ -66,11 +66,12 @@ class DraftConfig:
 
     hidden_size and vocab_size equal the target's, because embedding and head are shared. target_layer_ids are the
     layers whose outputs are the context features; ascending, as engines deliver them. rope_scaling holds {"rope_type",
-    ...} for anything but plain RoPE. positions is always "sequential": absolute, one-dimensional. A full layer sees all
-    of the context and of its block. In a sliding layer, a query at position p sees keys at positions j with 0 <= p - j
-    < sliding_window, in the context and in its own block. Without such a layer sliding_window has no effect.
-    block_size: tokens verified at once, including the anchor. algorithm: its own settings and layout. Raises
-    ConfigError that lists every value that does not fit.
+    ...} for anything but plain RoPE. positions is always "sequential": absolute, one-dimensional.
+    A full layer sees all of the context and of its block. In a sliding layer, a query at position p sees keys at
+    positions j with 0 <= p - j < sliding_window, in the context and in its own block. Without such a layer
+    sliding_window has no effect. block_size: tokens verified at once, including the anchor. algorithm: its own settings
+    and layout.
+    Raises ConfigError that lists every value that does not fit.
     """
 
     hidden_size: int

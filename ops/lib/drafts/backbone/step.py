@@ -44,10 +44,11 @@ class MicroBatch:
 
     features_tF: the rank's slice of the packed context, in the computing dtype. positions_t: absolute positions. seen:
     for each SP rank, the context that its blocks see. anchor_ids, positions int64 [N]: the anchors' tokens and absolute
-    positions. labels int64 [N, K]; weights float32 [N, K], 0 for slot 0. teacher_UM: the target's final hidden states,
-    if the loss needs the target's distribution. teacher_rows_NK, int64: the teacher's row for each slot's token.
-    weighted: the weighted slots; by default found from labels and weights, which waits for the device. alike_W, int64,
-    on the CPU: the teacher's row of each weighted slot; by default read from its device.
+    positions. labels int64 [N, K]; weights float32 [N, K], 0 for slot 0.
+    teacher_UM: the target's final hidden states, if the loss needs the target's distribution. teacher_rows_NK, int64:
+    the teacher's row for each slot's token. weighted: the weighted slots; by default found from labels and weights,
+    which waits for the device. alike_W, int64, on the CPU: the teacher's row of each weighted slot; by default read
+    from its device.
     """
 
     features_tF: Tensor

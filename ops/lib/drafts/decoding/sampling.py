@@ -71,8 +71,8 @@ def accept_sampled(
 
     target_BKV, draft_BDV: the distributions p and q of each place; the proposal was drawn from q. A token x is accepted
     with probability min(1, p(x) / q(x)). The first refused token is replaced by a draw from (p - q)+; after a fully
-    accepted block the next token is drawn from p. So every token follows p. Source: Leviathan, Kalman and Matias, arXiv
-    2211.17192, algorithm 1 and appendix A.1.
+    accepted block the next token is drawn from p. So every token follows p.
+    Source: Leviathan, Kalman and Matias, arXiv 2211.17192, algorithm 1 and appendix A.1.
     """
     D = proposal_BD.shape[1]
     p_BD = target_BKV[:, :D].gather(-1, proposal_BD[..., None])[..., 0]

@@ -77,9 +77,9 @@ def compare(
 
     All are differentiable with respect to hidden_WM and the bias's latents and table, in one common backward pass.
     divergence, distances: whether to compute kl, and l1 with overlap. alike_W, int64, always on the CPU: slots with the
-    same number have equal teacher rows, whose logits are computed once. dtypes of products, `checked` and IndexError
-    are as in `head_cross_entropy`. Memory: the gradients (the table's in at least float32), and both sides' logits of
-    some slots.
+    same number have equal teacher rows, whose logits are computed once.
+    dtypes of products, `checked` and IndexError are as in `head_cross_entropy`. Memory: the gradients (the table's in
+    at least float32), and both sides' logits of some slots.
     """
     given = _given(hidden_WM, head_VM, labels_W, teacher_WM, bias, alike_W, checked)
     wanted = _Wanted(divergence and teacher_WM is not None, distances and teacher_WM is not None)

@@ -36,8 +36,9 @@ def head_cross_entropy(
     label.
 
     It is float32 (float64 for float64 inputs). Only hidden_WM gets a gradient, made in the forward pass if requested.
-    Of equal best tokens the first counts, as in torch.argmax. V must be at least 2. Products have the inputs' dtype; on
-    the CPU at least float32. Memory: the gradient [W, M], one tile of logits, and a tile's rows of sums [R, M].
+    Of equal best tokens the first counts, as in torch.argmax. V must be at least 2.
+    Products have the inputs' dtype; on the CPU at least float32. Memory: the gradient [W, M], one tile of logits, and a
+    tile's rows of sums [R, M].
     checked: the caller knows that all labels are valid; checking them waits for the device. Raises IndexError for a
     label outside the vocabulary, unless checked.
     """

@@ -25,9 +25,10 @@ class Loss:
 
     dflash: cross-entropy with the slots' weights (arXiv 2602.06036, section 4.2). focal: that times (1 -
     p)^focal_gamma, p the label's probability (arXiv 1708.02002, equation 4). dpace: weights from the draft's own
-    confidence, smoothed by dpace_alpha (arXiv 2605.18810, equations 7 to 9). The others are weighted distances from the
-    target's distribution: kl is the divergence (DistillSpec, arXiv 2310.08461), l1 the sum of absolute differences, lk
-    and nla the two LK losses (arXiv 2602.23881). own: further terms of the draft's algorithm.
+    confidence, smoothed by dpace_alpha (arXiv 2605.18810, equations 7 to 9).
+    The others are weighted distances from the target's distribution: kl is the divergence (DistillSpec, arXiv
+    2310.08461), l1 the sum of absolute differences, lk and nla the two LK losses (arXiv 2602.23881). own: further terms
+    of the draft's algorithm.
     """
 
     kind: LossKind = "dflash"
@@ -122,8 +123,9 @@ def combine(loss: Loss, values_W: Tensor, weights_NK: Tensor, rows_W: Tensor, ad
 
     values_W: from `slot_losses`. rows_W: int64, the slot of each as n * K + k, without repetition. weights_NK: the
     slots' weights, 0 outside the mask and for slot 0. added_W: an algorithm's own loss of each slot, with the same
-    weights but without the focal factor. focal: sum(w (1 - p)^gamma CE), p = exp(-CE), with gradient through both
-    factors. dpace: sum(c CE) with c of `dpace_weights`. All others: sum(w value).
+    weights but without the focal factor.
+    focal: sum(w (1 - p)^gamma CE), p = exp(-CE), with gradient through both factors. dpace: sum(c CE) with c of
+    `dpace_weights`. All others: sum(w value).
     """
     values_W = values_W.to(torch.float64)
     if loss.kind == "dpace":
