@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from dsl.convert import KeyHint
 from dsl.errors import MOST_SHOWN, listed
-from dsl.named_function import named_function
-from dsl.tables import LAUNCH, TABLE_NAMES
+from dsl.imports import named_function
+from dsl.launch import LAUNCH, TABLE_NAMES
 
 MOST_OF_KEYS = 1000  # characters of a list of keys
 NEAR = 0.87  # of difflib's ratio: "evalevery" for "eval_every", but "eval_batch_size" not for "batch_size"

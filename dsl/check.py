@@ -16,17 +16,15 @@ from attrs import define
 
 from dsl.convert import UNKNOWN, Checked, KeyHint, checked, type_mistake
 from dsl.errors import did_you_mean, listed, shortened
+from dsl.files import is_there
 from dsl.finding import Finding
-from dsl.hooks import method
-from dsl.launch import Launch, Machine
+from dsl.launch import CLASSES, LAUNCH, LAUNCH_FIELD, Launch, Machine
 from dsl.op import ConfigField, Edge, OpSpec, Ref, checked_config, chosen_tables, is_builtin, with_tables
+from dsl.op_class import method
 from dsl.op_table import unknown_op
 from dsl.order import cycles
-from dsl.paths import is_there
 from dsl.secrets import may_hold_secrets, secret_names
-from dsl.shown import shown_value
-from dsl.sizes import parsed_bytes
-from dsl.tables import CLASSES, LAUNCH, LAUNCH_FIELD
+from dsl.shown import parsed_bytes, shown_value
 from dsl.toml import KeyPath
 from dsl.tree import Tree, cells, owner_path
 

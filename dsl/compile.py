@@ -18,12 +18,10 @@ from dsl.finding import Field, Finding, Position
 from dsl.for_each import expand, put_sweeps, sort_of
 from dsl.graph import Graph, GraphNode
 from dsl.interpolation import interpolate
-from dsl.launch import Machine
+from dsl.launch import TABLE_NAMES, Machine
 from dsl.order import in_order
-from dsl.overrides import parsed_overrides, put_overrides, unknown_owner
 from dsl.pipeline import Node, Pipeline, wrong_id
-from dsl.tables import TABLE_NAMES
-from dsl.tree import Tree, merged, table_values
+from dsl.tree import Tree, merged, parsed_overrides, put_overrides, table_values, unknown_owner
 
 TABLES = (*TABLE_NAMES, "node", "for_each", "sweep")
 

@@ -2,17 +2,27 @@
 
 An op estimates by its hook `estimate(config, context)` (dsl/op_class.py), which loads no torch and computes nothing
 large. The estimates of a node's producers come before its own, which reads what they foresee.
+
+An op names the most CPU threads that a rank makes use of by its hook `threads(config, folders)`, None for as many as
+there are; it counts where `launch.threads` is 0. folders: by edge, the artifacts that the node reads. Threads change
+the rounding, so the hook goes by these two only: never by the machine, by what else runs, or by a clock. That is why
+it is no part of an Estimate, which knows the free disk and may come from a trial.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from dsl.errors import ConfigError, shortened
 from dsl.launch import Launch
+from dsl.op_class import Folders, hook
+
+if TYPE_CHECKING:
+    from dsl.graph import GraphNode
 
 PROMISED = "promised:"
 
@@ -105,3 +115,22 @@ class Estimate:
     notes: tuple[str, ...] = ()
     growth: Growth | None = None
     forecast: Any = None
+
+
+def useful_threads(node: GraphNode, made: Mapping[str, Path]) -> int | None:
+    """The number of threads beyond which a rank gains nothing; None where the op sets no limit.
+
+    made: artifact folders by node id; a missing one counts as unknown. Raises ConfigError where the op's hook fails.
+    """
+    try:
+        limit: Callable[[Any, Folders], int | None] | None = hook(node.op, "threads")
+        if limit is None:
+            return None
+        threads = limit(node.config, node.by_edge(made))
+    except Exception as error:  # noqa: BLE001 - the op's author wrote it: one node fails, not the run
+        problem = f"{type(error).__name__}: {error}"
+    else:
+        if threads is None or (type(threads) is int and threads > 0):
+            return threads
+        problem = f"it returned {threads!r}, not a number of threads or None"
+    raise ConfigError(f'threads() of op "{node.op.name}" failed: {shortened(problem)}')

@@ -110,7 +110,7 @@ class Finding:
         elif isinstance(self.where, File):
             where = {"file": self.where.path, "part": self.where.part}
         elif isinstance(self.where, Field):
-            where = {"field": str(self.where)}
+            where = {"field": self.path, "position": "" if self.position is None else str(self.position)}
         values = {"code": self.code, **where, "what": self.what, "advice": self.advice, "level": self.level}
         return {name: value for name, value in values.items() if value}
 
@@ -124,8 +124,8 @@ class Finding:
             where = Node(data["node"])
         elif "file" in data:
             where = File(data["file"], data.get("part", ""))
-        elif "field" in data:
-            where = Field(data["field"])
+        elif "field" in data or "position" in data:
+            where = Field(data.get("field", ""), Position(data["position"]) if "position" in data else None)
         return cls(data.get("what", ""), where, data.get("advice", ""), data["level"], data.get("code", ""))
 
 

@@ -13,15 +13,13 @@ from cattrs.gen import make_dict_unstructure_fn, override
 
 from dsl.check import inputs_of
 from dsl.convert import converter, structure, unstructure
-from dsl.draft_folders import use_draft_folders
 from dsl.errors import ConfigError, PipelineError, StructureError
 from dsl.finding import Field, Finding
-from dsl.launch import Launch, Machine
+from dsl.launch import Launch, Machine, check_tags
 from dsl.op import OpSpec
-from dsl.op_table import load_op
+from dsl.op_table import load_op, use_draft_folders
 from dsl.order import above, below
 from dsl.pipeline import Copy, selected_by
-from dsl.tables import check_tags
 
 if TYPE_CHECKING:
     from dsl.tree import Tree

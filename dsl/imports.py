@@ -9,15 +9,18 @@ They are looked for in the same order by both:
 Everything but the middle is the project's: its code is part of keys. It is imported from its source, always: Python
 takes cached bytecode for a source of the same size and the same second, so that a stage could run other code than its
 key says. A stage is given the sources that its key was made of, and runs them whenever it imports them, whatever became
-of the files meanwhile.
+of the files meanwhile. `named_function` imports by a name, which keys do not follow.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
     SOURCE_SUFFIXES,
@@ -202,3 +205,26 @@ def _mapping(module: ModuleType) -> dict[str, str]:
     is_editable = module.__name__.startswith("__editable__")
     mapping: dict[str, str] = getattr(module, "MAPPING", {}) if is_editable else {}
     return mapping
+
+
+def named_function(place: str) -> Any:
+    """The object named "module:name". Raises ImportError or AttributeError.
+
+    Importing by name keeps a module out of processes that do not need it, and its code out of cache keys:
+    `dsl/closure.py` does not follow such names. mypy does not either, so every caller declares the type.
+    """
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Open a context without garbage collection; objects that exist at its end are exempt for good, such as modules."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()

@@ -16,10 +16,10 @@ import attrs
 from dsl.check import external_value, unknown_key
 from dsl.convert import member_type, type_mistake, typed_value
 from dsl.errors import did_you_mean, shortened
+from dsl.launch import TABLE_NAMES
 from dsl.op import chosen_tables
 from dsl.order import cycles, in_order
 from dsl.secrets import secret_names, texts
-from dsl.tables import TABLE_NAMES
 from dsl.toml import KeyPath
 from dsl.tree import Tree, cells, owner_path, table_values
 

@@ -26,9 +26,8 @@ from typing import Any, ClassVar, TypeVar
 import attrs
 from attrs import frozen
 
-from dsl.convert import Checked, Member, checked, converter, table_class
+from dsl.convert import Checked, ChosenBy, Member, checked, converter, table_class, validators_of
 from dsl.errors import ConfigError, StructureError
-from dsl.field_rules import ChosenBy, validators_of
 from dsl.finding import Finding
 from dsl.op_class import Question, class_attributes
 from dsl.shown import shown_value
@@ -72,14 +71,16 @@ def field(
     validator: Any = None,
     schema: Mapping[str, Any] = NOTHING_MORE,
 ) -> Any:
-    """Declare a config field of an op.
+    """A config field of an op.
 
-    neutral: the value changes results by rounding only, so it stays outside the key. external: the string, or each of a
-    tuple, names a file or folder whose content enters the key. Its path starts from the pipeline file; "builtin" and
-    "builtin:..." name no path. model_id: "owner/name" is a model id where no such path exists. pinned_by: the config
-    field that must then hold a commit of 40 hex digits. The key holds only the id and the commit, so a branch's name
-    would not show changes. schema: additions to the value's JSON schema beside its type, the bounds of attrs
-    validators, and the rules of dsl/field_rules.py.
+    neutral: the value changes results by rounding only, so it stays outside the key.
+    external: the string, or each of a tuple, names a file or folder (relative to the pipeline file) whose content
+    enters the key;
+    "builtin" and "builtin:..." name no path. model_id: where no such path exists, "owner/name" is a model id;
+    pinned_by names the config field that then has to hold a commit, 40 hex digits: the key sees the id and the commit,
+    and would not see what a branch holds tomorrow.
+    schema: what the JSON schema asks of the value beside its type, the bounds of attrs' own validators, and what
+    dsl/convert.py lets a value ask of other fields.
     """
     metadata = {
         "help": help,

@@ -1,7 +1,9 @@
-"""What the config class of an op may have beside its fields: class attributes, methods and hooks."""
+"""What the config class of an op may have beside its fields: attributes, methods and hooks; and where they are."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +17,8 @@ from dsl.finding import Finding
 
 if TYPE_CHECKING:
     from dsl.estimate import Estimate, PlanContext
+    from dsl.op import OpSpec
+
 
 Question = Literal["target", "good", "safe", "limit"]  # of the report's first screen, see ops/lib/report_sections.py
 Folders = Mapping[str, Path | tuple[Path, ...] | None]  # of the artifacts that a node reads, by edge
@@ -103,7 +107,7 @@ class OpClass(Protocol):
         """The values to change for a trial run on so many samples (`dflow run --smoke`), by field."""
 
     def threads(self, folders: Folders) -> int | None:
-        """The most CPU threads that a rank can use (dsl/threads.py)."""
+        """The most CPU threads that a rank can use (dsl/estimate.py)."""
 
     @staticmethod
     def report(folder: Path) -> Iterable[Any]:
@@ -176,3 +180,30 @@ def _check_name(name: str) -> None:
     if near:
         hint = f'did you mean "{near[0]}"? Rename it, or begin it with _, if it is your own'
         raise StructureError([Finding("no such member of an op", advice=hint)])
+
+
+def method(op: OpSpec, name: str) -> Callable[..., Any] | None:
+    """The method `name` of an op's config class; None without one, or if a field or edge has that name.
+
+    It takes the config as self unless it is static. The caller declares the function's type.
+    """
+    if name in op.fields or name in op.edges:
+        return None
+    found: Callable[..., Any] | None = getattr(op.config_class, name, None)
+    return found
+
+
+def hook(op: OpSpec, name: str) -> Callable[..., Any] | None:
+    """The hook `name` of an op: a method of its config class, or a function in a file beside a built-in op's op.py.
+
+    None without one. The file is imported only here. The caller declares the function's type.
+    """
+    own = method(op, name)
+    if own is not None:
+        return own
+    package, _, module = op.config_class.__module__.rpartition(".")
+    file = f"{package}.{HOOK_FILES[name]}"
+    if not package or module != "op" or importlib.util.find_spec(file) is None:
+        return None
+    function: Callable[..., Any] | None = getattr(importlib.import_module(file), name, None)
+    return function

@@ -19,11 +19,10 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from dsl.draft_folders import INIT, use_checked_folders
 from dsl.errors import ConfigError, PipelineError
-from dsl.launch import Launch, Machine
+from dsl.launch import TABLE_NAMES, Launch, Machine, check_tags, check_tracking_uri
 from dsl.op import OpSpec, Ref, op_of
-from dsl.tables import TABLE_NAMES, check_tags, check_tracking_uri
+from dsl.op_table import INIT, use_checked_folders
 
 __all__ = ["Launch", "Machine", "Node", "Pipeline"]
 

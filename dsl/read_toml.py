@@ -11,18 +11,17 @@ import attrs
 
 from dsl.check import Absent, absolute_path, check_table
 from dsl.compile import compile_pipeline, compiled
-from dsl.draft_folders import INIT, use_checked_folders
 from dsl.errors import PipelineError, listed
+from dsl.files import is_there, store_above
 from dsl.finding import Field, Finding, Position
 from dsl.graph import Graph
 from dsl.imports import import_from_source, put_on_path
 from dsl.interpolation import TRACKING_URI, interpolate
+from dsl.launch import TABLE_NAMES
 from dsl.op import OpSpec
-from dsl.op_table import all_ops, load_op, new_module, raised_in, run_source, user_ops
-from dsl.paths import is_there, store_above
+from dsl.op_table import INIT, all_ops, load_op, new_module, raised_in, run_source, use_checked_folders, user_ops
 from dsl.pipeline import Pipeline, relative_to
 from dsl.shown import shown_value
-from dsl.tables import TABLE_NAMES
 from dsl.tree import Tree, read_tree
 
 

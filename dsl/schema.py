@@ -1,6 +1,6 @@
 """The JSON schema of pipeline files, by which editors complete keys, show help and mark mistakes while one types.
 
-It covers types, ranges and what one value requires of others (dsl/field_rules.py), as dflow checks them. Other checks
+It covers types, ranges and what one value requires of others (dsl/convert.py), as dflow checks them. Other checks
 between values, and all between nodes, are not in it.
 """
 
@@ -15,13 +15,11 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from dsl.convert import unstructure
-from dsl.field_rules import Given, Needs, Only, validators_of
+from dsl.convert import Given, Needs, Only, unstructure, validators_of
 from dsl.for_each import NAME, SORT
-from dsl.launch import Launch
+from dsl.launch import CLASSES, RESERVED_TAGS, TABLE_NAMES, Launch
 from dsl.op import ConfigField, Edge, OpSpec, config_fields
 from dsl.pipeline import NODE_ID
-from dsl.tables import CLASSES, RESERVED_TAGS, TABLE_NAMES
 
 Schema = dict[str, Any]
 
@@ -48,7 +46,7 @@ LAUNCH_HELP = {
     "retry_wait": "seconds before the first retry, doubled for each later one",
     "timeout": "seconds after which an attempt is ended; 0: never",
 }
-# What dsl/sizes.py accepts, except that only dsl/sizes.py refuses fractions of a byte.
+# What dsl/shown.py accepts, except that only dsl/shown.py refuses fractions of a byte.
 SIZE: Schema = {"pattern": r"^\s*(?=[0-9.]*[1-9])[0-9]+(\.[0-9]+)? ?(([KMGTkmgt][iI]?)?[bB])?\s*$|\$\{.+\}"}
 NODE_NAMES = f"(?!(?:{'|'.join(TABLE_NAMES)})$){NODE_ID.pattern}"
 TAGS: Schema = {"propertyNames": {"pattern": rf"^(?!{'|'.join(map(re.escape, RESERVED_TAGS))})[\s\S]*\S"}}

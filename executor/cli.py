@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from dsl.errors import DflowError, NotTrusted, PipelineError, did_you_mean, on_one_line, shortened
+from dsl.files import USER_ERRNOS, clear_error
 from dsl.finding import Finding
-from dsl.named_function import named_function
-from dsl.os_errors import USER_ERRNOS, clear_error
+from dsl.imports import named_function
 from executor.system.output import (
     FAILED,
     INTERRUPTED,

@@ -20,9 +20,9 @@ import tomli
 from fake_stage import FakeStage
 from PIL import ImageEnhance
 
+from dsl.launch import FIELDS
 from dsl.op import Ref, op_of
 from dsl.op_table import all_ops
-from dsl.tables import FIELDS
 from executor.cli import COMMANDS
 from executor.commands.ops import reference
 from ops.artifacts import ImageSamples, Samples

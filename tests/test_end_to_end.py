@@ -35,6 +35,26 @@ def dflow(store: Path, *arguments: str) -> str:
     return done.stdout
 
 
+# dflow by which every file of the ops has another digest than by this one.
+OTHER_CODE = """
+import sys
+from executor.cli import main
+from executor.keys.code_memo import CodeDigests, CodeMemo
+
+closure_of = CodeMemo.of
+CodeMemo.of = lambda memo, *asked: CodeDigests({file: sha[::-1] for file, sha in closure_of(memo, *asked).items()})
+sys.exit(main())
+"""
+
+
+def by_other_code(store: Path, *arguments: str) -> str:
+    """Run the command by OTHER_CODE; it must succeed."""
+    command = [sys.executable, "-c", OTHER_CODE, *arguments, "--store", str(store)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stdout + done.stderr
+    return done.stdout
+
+
 def newest(store: Path) -> str:
     """The id of the newest run, also where nothing ran in it."""
     return max(folder.name for folder in (store / "records").iterdir())
@@ -273,3 +293,29 @@ def test_a_capture_and_a_training_killed_in_the_middle_end_with_the_same_bytes(t
     measured = json.loads((store / "objects" / training["digest"] / "measurements.json").read_text())
     plan = json.loads((store / "objects" / undisturbed["shard"] / "plan.json").read_text())
     assert measured["steps_in_this_attempt"] < plan["steps"]
+
+
+def test_a_store_of_other_code_is_kept_resumed_in_the_middle_of_a_training_and_reported(store, undisturbed, tmp_path):
+    changed = ["-s", "train.lr=2e-3", "-s", "mlflow.tracking=false"]
+    kill_at(store, "checkpoint-*", 1, "run", str(TINY), *changed, "--to", "train")
+    above = NODES[: NODES.index("train")]
+    planned = json.loads(by_other_code(store, "plan", str(TINY), *changed, "--json"))["nodes"]
+    assert [] == [row["id"] for row in planned if row["cache"] == "hit"]
+    kept = by_other_code(store, "accept", str(TINY), *changed, "--yes", "--reason", "comments only")
+    assert above == [line.partition(":")[0] for line in kept.splitlines() if "was made by run" in line]
+    planned = json.loads(by_other_code(store, "plan", str(TINY), *changed, "--to", "train", "--json"))["nodes"]
+    assert above == [row["id"] for row in planned if row["cache"] == "hit"]
+    said = by_other_code(store, "resume", "--adopt")
+    assert "train: continues the work of run" in said
+    resumed = newest(store)
+    done = {node_id: row for node_id, row in rows(store).items() if row["digest"] is not None}
+    assert {**dict.fromkeys(above, "hit"), "train": "resumed"} == {name: row["cache"] for name, row in done.items()}
+    assert [undisturbed[name] for name in above] == [done[name]["digest"] for name in above]
+    measured = json.loads((store / "objects" / done["train"]["digest"] / "measurements.json").read_text())
+    plan = json.loads((store / "objects" / undisturbed["shard"] / "plan.json").read_text())
+    assert measured["steps_in_this_attempt"] < plan["steps"]
+    by_other_code(store, "run", str(TINY), *changed, "--to", "train")
+    assert [] == executed(store)
+    by_other_code(store, "report", resumed, "-o", str(tmp_path / "report.html"))
+    states = Page.read(tmp_path / "report.html").table("pipeline", "node", "op", "state")
+    assert [*((name, "cached") for name in above), ("train", "done")] == [(row[0], row[2]) for row in states]

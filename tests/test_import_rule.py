@@ -80,10 +80,9 @@ def test_modules_are_imported_by_name_only_by_named_function_for_hooks_and_by_a_
         if isinstance(node, ast.Call)
     }
     by_name = {file for file, function in calls if function in {"import_module", "__import__"}}
-    assert by_name == {"dsl/named_function.py", "dsl/hooks.py", "executor/launchers/worker.py"}
+    assert by_name == {"dsl/imports.py", "dsl/op_class.py", "executor/launchers/worker.py"}
     assert {file for file, function in calls if function == "named_function"} == {
         "dsl/aliases.py",
-        "dsl/draft_folders.py",
         "dsl/op_table.py",
         "executor/cli.py",
         "executor/launchers/worker.py",

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from dsl.errors import PipelineError
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from executor.keys.node_key import key_config
 from executor.planning.planner import Decision
 from executor.planning.preflight import disk_mistakes, estimate_row, graph_estimates

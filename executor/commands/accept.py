@@ -9,8 +9,8 @@ from pathlib import Path
 from dsl.errors import StoreError
 from dsl.read_toml import read_graph
 from executor.commands.arguments import add_file, add_overrides, add_store, add_trust, open_store
-from executor.explain.keep_valid import keep_valid, offer_of, offers
 from executor.keys.differences import difference_text
+from executor.planning.keep_valid import keep_valid, offer_of, offers
 from executor.planning.session import make_planner, require_node
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store

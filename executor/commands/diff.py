@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsl.errors import StoreError
 from executor.commands.arguments import add_json, add_store, open_store
-from executor.explain.run_diff import compare_runs, runs_text
+from executor.planning.run_diff import compare_runs, runs_text
 from executor.records.run_record import Record, find_record, newest_that_ran
 from executor.system.output import OK, print_json, print_lines
 

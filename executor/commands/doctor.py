@@ -31,9 +31,9 @@ from executor.launchers.cluster_address import accepts_open, cluster_address, us
 from executor.records.run_record import Record, find_record, newest_records
 from executor.store.artifact_store import Store, store_path
 from executor.store.integrity import artifact_digests, check, set_aside
-from executor.system.disk_space import folder_size
 from executor.system.output import FAILED, OK, USAGE, counted, print_json, print_lines, shown_digest
 from executor.system.progress import Activity, BytesDone
+from executor.system.symlinks import folder_size
 from executor.system.trust import is_own_store
 
 SHOWN: Mapping[Level, str] = {"good": "ok", "error": "missing", "fatal": "missing"}
@@ -49,25 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a pipeline, whose mistakes, store and MLflow server are checked",
     )
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument(
+    parser.add_argument(
         "--verify",
         nargs="*",
         metavar="RUN",
         help="instead find damaged artifacts, and take them out of use: those that these runs use, or all of the store",
     )
-    instead.add_argument(
+    parser.add_argument(
         "--backends",
         action="store_true",
         help="instead capture a few samples of FILE with transformers and with SGLang, and compare",
     )
-    depth = parser.add_mutually_exclusive_group()
-    depth.add_argument(
+    parser.add_argument(
         "--full",
         action="store_true",
         help="with --verify: read every file, including unchanged files that were verified before",
     )
-    depth.add_argument("--quick", action="store_true", help="with --verify: check only names and sizes")
+    parser.add_argument("--quick", action="store_true", help="with --verify: check only names and sizes")
     parser.add_argument("--node", metavar="NODE", help="with --backends: the capture node; default: all of them")
     parser.add_argument(
         "--samples", type=int, metavar="N", help=f"with --backends: the number of samples; default: {SAMPLES}"
@@ -158,9 +156,17 @@ def _tracking_uri(file: Path) -> str | None:
 
 
 def _refuse_unused(options: argparse.Namespace) -> None:
-    """Refuse options that the chosen check does not use. Raises PipelineError."""
+    """Raises PipelineError for options that exclude each other, or that the chosen check does not have."""
     is_verify, is_comparison = options.verify is not None, options.backends
     wrong = []
+    if is_verify and is_comparison:
+        wrong.append("--verify and --backends are two checks: give one of them")
+    if options.full and options.quick:
+        wrong.append("--full reads every file, --quick none: give one of them")
+    if options.ray and (is_verify or is_comparison):
+        wrong.append("--ray goes with the check of this machine, not with --verify or --backends")
+    if options.set and options.file is None:
+        wrong.append("-s changes a value of a pipeline: give its FILE")
     if not is_verify and (options.full or options.quick):
         wrong.append("--full and --quick go with --verify")
     if not is_comparison and (options.node is not None or options.samples is not None):

@@ -10,7 +10,7 @@ from dsl.errors import DataError, PipelineError
 from dsl.graph import Graph
 from executor.commands.arguments import add_overrides, add_store, add_trust, check_store, count, store_of
 from executor.planning.session import new_run
-from executor.report.answers import in_short
+from executor.report.first_screen import in_short
 from executor.scheduler.run_and_report import run_and_report
 from executor.store.artifact_store import Store
 from executor.system.output import OK, print_lines

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.convert import unstructure
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from executor.commands.arguments import add_json, add_store, add_trust, count, open_store
 from executor.maintenance.disk_use import DiskUse, disk_use
 from executor.maintenance.gc import KEEP, Item, Survey, collect, survey

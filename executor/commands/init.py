@@ -10,8 +10,8 @@ import shlex
 from pathlib import Path
 
 from dsl.errors import DataError
+from dsl.files import clear_errors, free_bytes
 from dsl.op_table import all_ops
-from dsl.os_errors import clear_errors, free_bytes
 from dsl.schema import pipeline_schema
 from executor.commands.arguments import add_store
 from executor.keys.external_inputs import look_at

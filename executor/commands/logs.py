@@ -15,7 +15,7 @@ from executor.commands.arguments import add_run, add_store, count, open_store
 from executor.records.events import EventReader
 from executor.records.run_list import running_runs
 from executor.records.run_record import Record, find_record, is_begun, newest_that_ran
-from executor.results.live import Live
+from executor.results.run_table import Live
 from executor.store.artifact_store import Store
 from executor.system.output import OK, print_lines, printable, write_on
 from executor.system.symlinks import is_plain

@@ -11,12 +11,11 @@ from typing import Any
 import attrs
 
 from dsl.convert import type_name, unstructure
-from dsl.launch import Launch
+from dsl.launch import CLASSES, Launch
 from dsl.op import ConfigField, OpSpec, config_fields
 from dsl.op_table import all_ops, load_op
 from dsl.read_toml import op_files_of
 from dsl.schema import LAUNCH_HELP, TABLE_HELP, pipeline_schema
-from dsl.tables import CLASSES
 from executor.commands.arguments import add_json
 from executor.system.output import OK, print_json, print_lines
 

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from dsl.errors import StoreError
-from dsl.os_errors import free_bytes
+from dsl.files import free_bytes
 from dsl.read_toml import read_graph
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from executor.commands.arguments import LATEST, add_overrides, add_store, add_trust, check_store
 from executor.maintenance.push_pull import (
     HasCode,

@@ -8,9 +8,9 @@ from executor.commands.arguments import add_run, add_store, add_trust, check_sto
 from executor.maintenance.push_pull import accepted, push, push_key, recorded
 from executor.maintenance.remote import Remote
 from executor.records.run_record import find_record
-from executor.system.disk_space import folder_size
 from executor.system.output import OK, counted, print_lines
 from executor.system.progress import BytesDone
+from executor.system.symlinks import folder_size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ from executor.commands.arguments import add_json, add_store, add_trust, count, o
 from executor.records.run_list import newer_smoke_run, run_rows, runs_text
 from executor.records.run_record import find_folder, no_run_text
 from executor.records.run_tags import add_tag, remove_tag
-from executor.store.gc_lock import exclusive_gc_lock
+from executor.system.file_locks import exclusive_gc_lock
 from executor.system.output import OK, counted, print_json, print_lines
 
 SHOWN = 20

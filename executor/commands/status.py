@@ -10,18 +10,17 @@ from attrs import evolve
 
 from dsl.convert import structure
 from dsl.errors import ClusterError, DflowError, NotTrusted, StoreError
+from dsl.files import known_fields
 from dsl.graph import Graph
-from dsl.json_files import known_fields
 from dsl.launch import OWN_CLUSTER, Launch, Machine
 from executor.commands.arguments import add_json, add_ray, add_run, add_store, open_store
-from executor.explain.explanation import accepted_text
 from executor.launchers.cluster_address import cluster_address, recorded_machine, use_cluster
+from executor.planning.explanation import accepted_text
 from executor.records.events import read_events
 from executor.records.graph_file import GRAPH, recorded_nodes, recorded_table
 from executor.records.run_list import newer_smoke_run, running_runs
 from executor.records.run_record import NodeState, Record, find_record
-from executor.results.live import Live
-from executor.results.run_table import failures_text, first_line, print_results
+from executor.results.run_table import Live, failures_text, first_line, print_results
 from executor.store.artifact_store import Store
 from executor.system.output import OK, columns, print_json, print_lines, shown_duration
 from executor.tracking.sync_state import sent_of

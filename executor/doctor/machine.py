@@ -22,7 +22,7 @@ from packaging.specifiers import SpecifierSet
 from dsl.convert import structure
 from dsl.finding import Finding
 from dsl.imports import PROJECT
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from executor.doctor.probe import LibraryFacts, TorchFacts
 from executor.keys.node_key import NOT_INSTALLED, LibraryVersions
 from executor.system.hardware import machine_memory

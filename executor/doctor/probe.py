@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from attrs import frozen
 
 from dsl.convert import unstructure
-from executor.system.garbage import no_collection
+from dsl.imports import no_collection
 from executor.system.supervisor import end_with_parent
 
 

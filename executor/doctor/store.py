@@ -18,9 +18,9 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from dsl.errors import StoreError
+from dsl.files import free_bytes
 from dsl.finding import Finding
-from dsl.os_errors import free_bytes
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from executor.store.artifact_store import Store
 from executor.store.integrity import artifact_digests, check
 from executor.store.lease import Holder, lock_holders

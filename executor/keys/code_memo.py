@@ -23,8 +23,7 @@ import dsl.op_class
 from dsl.closure import ModuleSource, Project, read_source
 from dsl.encoding import encode
 from dsl.errors import ConfigError
-from executor.system.jsonl_cache import Memo
-from executor.system.stamps import Stamp, is_settled
+from executor.system.stamps import Memo, Stamp, is_settled
 
 READERS = tuple(Path(module.__file__ or "") for module in (dsl.closure, dsl.encoding, dsl.op_class))
 

@@ -25,9 +25,8 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import DataError
-from dsl.json_files import known_fields
-from executor.system.jsonl_cache import Memo
-from executor.system.stamps import Stamp, is_settled
+from dsl.files import known_fields
+from executor.system.stamps import Memo, Stamp, is_settled
 
 MISSING = "missing"  # in the place of a digest
 MOST_PATHS = 1000  # by which links lead to one folder

@@ -17,9 +17,9 @@ from dsl.encoding import Encoded, fingerprint
 from dsl.errors import DataError, PipelineError
 from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode
-from dsl.hooks import method
 from dsl.imports import search_path
 from dsl.op import ConfigField
+from dsl.op_class import method
 from dsl.secrets import without_secrets
 from executor.keys.code_memo import CodeDigests, CodeMemo
 from executor.keys.external_inputs import External, ExternalDigests
@@ -145,22 +145,22 @@ def node_parts(
     return KeyParts(
         op=node.op.name,
         version=node.op.version,
-        code=sources.code.of(run_symbols(node), roots or code_roots(graph), class_symbols(node)),
+        code=sources.code.of(code_starts(node), roots or code_roots(graph), code_classes(node)),
         config=key_config(node),
         external={**external, **known},
         libraries=library_versions(node, sources.libraries),
     )
 
 
-def run_symbols(node: GraphNode) -> tuple[str, ...]:
-    """The functions from which a node's code is collected: its run function, and those that its config chooses."""
+def code_starts(node: GraphNode) -> tuple[str, ...]:
+    """The names where a node's code begins beside its classes: its run function, and what the config chooses."""
     chosen: Callable[[Any], tuple[str, ...]] | None = method(node.op, "chosen_code")
     return (node.op.run, *(chosen(node.config) if chosen is not None else ()))
 
 
-def class_symbols(node: GraphNode) -> tuple[str, ...]:
-    """The classes whose methods a run function may call: those of config, tables, inputs and output, as
-    "module:class".
+def code_classes(node: GraphNode) -> tuple[str, ...]:
+    """The classes whose methods a run function may call: those of its config and the tables that this has, of its
+    inputs and its output.
     """
     op = node.op
     given = (getattr(node.config, field.name) for field in op.fields.values() if field.table is not None)

@@ -1,8 +1,8 @@
 """The seam between a stage and what it runs on: this machine (backends.py), or a Ray cluster (ray_backend.py).
 
 A backend starts the parts of a stage, each on one host, and says how they ended. A part's processes are a HostRun
-(host_run.py), on other hosts within a RemoteHost; what the end of one part means for the others is decided by HostExits
-(both in hosts.py). Everything else about a stage is the same for all backends: its files (stage_contract.py), its log,
+(host_run.py), on other hosts within a RemoteHost; ExitsByHost decides what the end of one means for the others (both in
+hosts.py). Everything else about a stage is the same for all backends: its files (stage_contract.py), its log,
 the cause of a failure (stage_process.py). docs/architecture.md says how to add one.
 """
 
@@ -15,9 +15,9 @@ from typing import Protocol
 from attrs import frozen
 
 from dsl.convert import structure, unstructure
+from dsl.files import read_json, write_json
 from dsl.finding import Finding
 from dsl.graph import GraphNode
-from dsl.json_files import read_json, write_json
 from dsl.launch import Launch
 from executor.system.resource_pool import Capacity, Demand, Share
 
@@ -115,7 +115,7 @@ class Backend(Protocol):
         """
 
     def close(self) -> None:
-        """End everything that the backend still runs."""
+        """End everything that the backends still run."""
 
 
 def exits_path(results: Path, host: int) -> Path:

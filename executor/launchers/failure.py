@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import attrs
 from attrs import frozen
 
+from dsl.files import is_full
 from dsl.finding import Finding, Node
-from dsl.os_errors import is_full
 from executor.launchers.stage_contract import RankExit, RankResult
 from executor.system.supervisor import GONE, exit_text, killed
 

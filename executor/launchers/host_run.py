@@ -14,9 +14,7 @@ from contextlib import suppress
 from functools import partial
 
 from dsl.errors import DiskFull
-from dsl.files import appended
-from dsl.json_files import append_line
-from dsl.os_errors import clear_errors
+from dsl.files import append_line, appended, clear_errors
 from executor.launchers.backend import HostExit, StageOrder, exits_path, host_log
 from executor.launchers.redacted_log import RedactedLog
 from executor.records.events import Body, Event, System

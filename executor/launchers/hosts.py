@@ -15,8 +15,8 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.errors import DflowError, DiskFull
+from dsl.files import NO_SPACE
 from dsl.imports import PROJECT
-from dsl.os_errors import NO_SPACE
 from dsl.secrets import values_of
 from executor.launchers.backend import HostExit, StageOrder, exits_path
 from executor.launchers.host_run import HostRun
@@ -162,8 +162,8 @@ class RemoteHost:
                 self._run.kill()
 
 
-class HostExits:
-    """The exits of the parts of a stage. hosts: the hosts' names, by the part's number."""
+class ExitsByHost:
+    """Notes how the parts of a stage end, each on a host. hosts: the names of these, by number."""
 
     def __init__(self, order: StageOrder, hosts: Sequence[str]) -> None:
         self._results = order.results

@@ -20,12 +20,10 @@ import attrs
 
 from dsl.convert import unstructure
 from dsl.errors import ClusterError, LeaseLost, StageError, StopRequested
-from dsl.files import appended
+from dsl.files import appended, clear_errors, compact, write_json
 from dsl.finding import Field, Finding
 from dsl.graph import GraphNode
-from dsl.json_files import compact, write_json
 from dsl.launch import OWN_CLUSTER, Machine
-from dsl.os_errors import clear_errors
 from executor.launchers.backend import HostExit, StageOrder
 from executor.launchers.cluster_address import USED, USED_OPEN, accepts_open, cluster_address, remember_cluster
 from executor.launchers.host_run import stage_environment

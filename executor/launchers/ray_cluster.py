@@ -34,12 +34,12 @@ from attrs import frozen
 
 from dsl.convert import structure, unstructure
 from dsl.errors import ClusterError, StageError, StructureError, shortened
+from dsl.files import read_json
 from dsl.imports import PROJECT
-from dsl.json_files import read_json
 from executor.launchers.backend import StageOrder
 from executor.launchers.hosts import HostFacts, host_facts
 from executor.store.lease import ACTORS
-from executor.system.log_tail import last_lines
+from executor.system.output import last_lines
 from executor.system.resource_pool import Capacity
 from executor.system.supervisor import ChildGroup, child_environment, module_command, run_module
 

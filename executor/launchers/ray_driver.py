@@ -22,13 +22,13 @@ from typing import Any
 
 from dsl.convert import structure
 from dsl.errors import DflowError, StageError, shortened
-from dsl.json_files import parse_json
+from dsl.files import parse_json
 from dsl.secrets import redact, values_of
 from executor.launchers.backend import HostExit, StageOrder
 from executor.launchers.host_run import write_event
 from executor.launchers.hosts import (
     HERE,
-    HostExits,
+    ExitsByHost,
     HostFacts,
     RemoteHost,
     forwarded_variables,
@@ -115,7 +115,7 @@ class Driver:
         found = self._facts(actors)
         if isinstance(found, HostExit):
             return found
-        exits = HostExits(self._order, [each.name for each in found])
+        exits = ExitsByHost(self._order, [each.name for each in found])
         self._watch(exits, actors, found[0].address if self._order.launch.hosts > 1 else "")
         return exits.exit()
 
@@ -193,7 +193,7 @@ class Driver:
             raise StageError("; ".join(problems))
         return HostExit(code=None, lost="; ".join(lost)) if lost else facts
 
-    def _watch(self, exits: HostExits, actors: list[Any], meeting: str) -> None:
+    def _watch(self, exits: ExitsByHost, actors: list[Any], meeting: str) -> None:
         """Return when no part runs any more; when one fails, end the others."""
         order, share = self._order, self._order.share
         each = order.part.gpus or 0
@@ -216,7 +216,7 @@ class Driver:
                 for number in running.values():
                     actors[number].kill.remote()
 
-    def _note_end(self, exits: HostExits, number: int, ended: Any) -> None:
+    def _note_end(self, exits: ExitsByHost, number: int, ended: Any) -> None:
         """Note how an actor ended. Raises StageError if Ray cannot reach or end it: it may still write."""
         from ray.exceptions import RayError, RayTaskError
 

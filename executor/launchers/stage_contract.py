@@ -6,10 +6,15 @@ results-<attempt>/exits-<host>.json a list of RankExit: failed ranks, written by
 results-<attempt>/stop              requests the stage to stop
 results-<attempt>/lost-<n>          worker n of those that share shards ended badly; written by its parent or backend
 results-<attempt>/shared            the folder `shared_dir` of those workers
+
+The digests of the first, and of the sources that it names, travel by the command line. They alone keep whoever can
+write to a shared store or to the disk of a cluster from deciding what code a stage runs: these files are made after
+the store was opened and trusted.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +23,8 @@ from typing import Any, Literal
 from attrs import frozen
 
 from dsl.convert import structure, unstructure
-from dsl.errors import StructureError
-from dsl.json_files import read_json, write_json
-from executor.system.sealed_json import read_sealed, write_sealed
+from dsl.errors import StoreError, StructureError
+from dsl.files import NO_FILE, compact, parse_json, read_json, read_plain, replace_file, write_json
 
 STOP_REQUESTED = "stop"
 SHARED = "shared"
@@ -163,3 +167,26 @@ def _names(folder: Path) -> list[str]:
         return [path.name for path in folder.iterdir()]
     except FileNotFoundError:  # a later attempt cleared the folder
         return []
+
+
+def write_sealed(path: Path, value: Any) -> str:
+    """Write a value in one line; returns the SHA-256 of the file."""
+    data = compact(value)
+    replace_file(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_sealed(path: Path, digest: str) -> Any:
+    """Read a JSON file, and check its digest; None where it does not exist. Raises StoreError for another digest."""
+    try:
+        data = read_plain(path)
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
+        return None
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise StoreError(
+            f"{path}: somebody else has changed it since dflow wrote it; let only people whom you trust write to this "
+            "store, and repeat the command"
+        )
+    return parse_json(data.decode())

@@ -15,10 +15,9 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import DiskFull
-from dsl.files import appended
+from dsl.files import NO_SPACE, appended, clear_error, clear_errors, full_at
 from dsl.finding import Finding
 from dsl.launch import Launch
-from dsl.os_errors import NO_SPACE, clear_error, clear_errors, full_at
 from executor.launchers.backend import Backend, HostExit, StageOrder, exits_path, host_log
 from executor.launchers.failure import (
     DISK_FULL,
@@ -35,7 +34,7 @@ from executor.launchers.failure import (
 from executor.launchers.stage_contract import SHARED, STOP_REQUESTED, RankResult, StageSpec, read_exits
 from executor.launchers.worker import EXECUTOR_GONE
 from executor.store.lease import Lease
-from executor.system.log_tail import last_lines
+from executor.system.output import last_lines
 from executor.system.resource_pool import Demand, Share
 
 STOP_WITHIN_S = 5.0

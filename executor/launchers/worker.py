@@ -35,11 +35,17 @@ from typing import Any
 from attrs import field, frozen
 
 from dsl.errors import ConfigError, DflowError, DiskFull, LeaseLost, StopRequested, StoreError
+from dsl.files import NO_SPACE, append_line, full_at, is_full
 from dsl.graph import GraphNode, node_from_json
-from dsl.imports import PROJECT, import_from_source, is_below, is_interpreters, take_search_path
-from dsl.json_files import append_line
-from dsl.named_function import named_function
-from dsl.os_errors import NO_SPACE, full_at, is_full
+from dsl.imports import (
+    PROJECT,
+    import_from_source,
+    is_below,
+    is_interpreters,
+    named_function,
+    no_collection,
+    take_search_path,
+)
 from dsl.secrets import redact, resolved, secret_values
 from dsl.stage import Stage
 from executor.keys.node_key import node_inputs
@@ -55,14 +61,13 @@ from executor.launchers.stage_contract import (
     StageSpec,
     is_stop_requested,
     lost_workers,
+    read_sealed,
 )
 from executor.records.events import Body, Cut, Event, Figure, Info, Metric, Progress, Warned
 from executor.store.lease import share_ranks
 from executor.system.crash_points import fail_point
-from executor.system.garbage import no_collection
 from executor.system.hardware import NO_GPU
 from executor.system.output import indented
-from executor.system.sealed_json import read_sealed
 from executor.system.supervisor import ENDING, GONE, begin_as_child
 
 STOPPED = 75

@@ -13,7 +13,7 @@ from executor.records.run_record import Record
 from executor.records.run_tags import tags_of
 from executor.store.artifact_store import SMOKE, Store
 from executor.store.integrity import artifact_digests
-from executor.system.disk_space import folder_size
+from executor.system.symlinks import folder_size
 
 
 @frozen

@@ -4,7 +4,7 @@ Kept are the newest finished runs of every pipeline and all that started after t
 in progress or being served. A kept run uses the artifacts of its nodes and of its keys; a run in progress
 also earlier artifacts of its nodes, which it may still reuse.
 
-A kill at any moment leaves a consistent store: under the store's lock (store/gc_lock.py), gc finds what is in use,
+A kill at any moment leaves a consistent store: under the store's lock (system/file_locks.py), gc finds what is in use,
 drops the index lines of everything else, and renames that: artifacts to objects/.gone-<digest>, work folders as
 store/lease.py does. The renamed folders are removed last; the next gc removes those that a killed one did not.
 """
@@ -22,23 +22,19 @@ from typing import Any, Literal
 from attrs import frozen
 
 from dsl.errors import StoreError
-from dsl.files import replace_file
-from dsl.json_files import compact, read_lines, read_object
-from dsl.os_errors import clear_errors
+from dsl.files import clear_errors, compact, read_lines, read_object, replace_file
 from executor.records.run_record import Record, RunState, is_begun, is_served
 from executor.records.run_tags import tags_of
 from executor.store.artifact_store import COMMIT, Store
-from executor.store.gc_lock import exclusive_gc_lock
-from executor.store.index_line import IndexLine
 from executor.store.integrity import VERIFIED
 from executor.store.lease import Holder, current_holder, move_away, written_from_elsewhere
-from executor.store.manifest import Manifest
+from executor.store.manifest import IndexLine, Manifest
 from executor.store.names import DAMAGED, DIGEST, GONE, IN_OBJECTS, IN_WORK, KEY, REMOVED_FROM_WORK, RUN_ID
-from executor.store.seen_stamps import SEEN
 from executor.system.crash_points import fail_point
-from executor.system.disk_space import folder_size
+from executor.system.file_locks import exclusive_gc_lock
 from executor.system.output import shown_digest
-from executor.system.symlinks import is_folder, links_in, remove
+from executor.system.stamps import SEEN
+from executor.system.symlinks import folder_size, is_folder, links_in, remove
 
 Kind = Literal["artifact", "work", "leftover"]
 KEEP = 10  # finished runs of each pipeline, where the user gives no number

@@ -20,10 +20,8 @@ from attrs import frozen
 
 from dsl.artifact_digest import MANIFEST
 from dsl.errors import PipelineError, StoreError, known_nodes
-from dsl.files import new_file, read_plain, sync
+from dsl.files import clear_errors, new_file, parse_json, parsed_object, read_plain, sync
 from dsl.finding import Finding
-from dsl.json_files import parse_json, parsed_object
-from dsl.os_errors import clear_errors
 from dsl.pipeline import Copy, selected_by
 from executor.maintenance.gc import ACCEPTED, read_index
 from executor.maintenance.remote import NotAsExpected, Remote, pulled_manifest
@@ -33,9 +31,8 @@ from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
 from executor.store.digests import FileEntry, artifact_digest, seal_artifact_files
-from executor.store.index_line import PULLED, IndexLine
 from executor.store.integrity import check
-from executor.store.manifest import Manifest, committed_files
+from executor.store.manifest import PULLED, IndexLine, Manifest, committed_files
 from executor.system.crash_points import fail_point
 from executor.system.output import shown_digest
 from executor.system.symlinks import links_in

@@ -30,12 +30,11 @@ from fsspec.registry import known_implementations
 from dsl.artifact_digest import MANIFEST
 from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
-from dsl.json_files import known_fields, parse_json, parsed_object
+from dsl.files import known_fields, parse_json, parsed_object
 from dsl.secrets import redact
 from dsl.shown import shown_value
 from executor.store.artifact_store import FORMAT
-from executor.store.index_line import IndexLine
-from executor.store.manifest import Manifest
+from executor.store.manifest import IndexLine, Manifest
 from executor.store.names import DIGEST, KEY, RUN
 from executor.system.output import shown_digest
 

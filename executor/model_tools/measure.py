@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError, DflowError, PipelineError, StoreError, did_you_mean
+from dsl.estimate import useful_threads
+from dsl.files import read_object, write_json
 from dsl.finding import Finding
 from dsl.graph import Graph, graph_to_json
-from dsl.json_files import read_object, write_json
 from dsl.stage import NOW
-from dsl.threads import useful_threads
 from executor.launchers.host_run import stage_environment
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
 from executor.planning.session import make_planner

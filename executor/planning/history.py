@@ -15,8 +15,7 @@ from executor.planning.planner import Decision, Previous
 from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import NodeState, PlanRow, Record, load_begun, newest_records, plan_of
 from executor.store.artifact_store import Store
-from executor.store.manifest import Manifest
-from executor.store.run_measurements import own_files
+from executor.store.manifest import Manifest, own_files
 
 RECORDS_SEARCHED = 50
 COMPARED = 10
@@ -46,10 +45,10 @@ class SourceRuns:
         self._store = store
         self._made: dict[str, dict[str | None, NodeState]] = {}
 
-    def take(self, record: Record, node_id: str, decision: Decision) -> None:
-        """Mark the node in the record as a cache hit.
+    def set_hit(self, record: Record, node_id: str, decision: Decision) -> None:
+        """Make the node's state in the record that of a hit.
 
-        If this run itself committed the artifact, just before it was killed, the node counts as computed by it.
+        If this run itself committed the artifact, just before it was killed, the node is its own.
         """
         state = record.state.nodes[node_id]
         state.state, state.key, state.digest, state.failure = "done", decision.key, decision.digest, None

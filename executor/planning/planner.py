@@ -19,7 +19,7 @@ from dsl.graph import Graph, GraphNode
 from executor.keys.node_key import KeyParts, node_inputs
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes, untrusted_code
 from executor.store.artifact_store import Store
-from executor.store.index_line import IndexLine
+from executor.store.manifest import IndexLine
 from executor.system.output import shown_digest
 
 if TYPE_CHECKING:

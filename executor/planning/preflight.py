@@ -16,18 +16,17 @@ from attrs import frozen
 from dsl.encoding import fingerprint
 from dsl.errors import DflowError, DiskFull, NotKnown
 from dsl.estimate import CHECKPOINTS, PROMISED, Estimate, PlanContext, Trial
+from dsl.files import free_bytes, read_object
 from dsl.finding import Field, Finding
 from dsl.graph import Graph, GraphNode
-from dsl.hooks import hook
-from dsl.json_files import read_object
-from dsl.os_errors import free_bytes
-from dsl.sizes import shown_bytes
+from dsl.op_class import hook
+from dsl.shown import shown_bytes
 from executor.keys.node_key import key_config
 from executor.planning.planner import Decision, cached_artifacts
 from executor.records.run_record import NodeState
 from executor.store.artifact_store import Store
-from executor.system.disk_space import folder_size
 from executor.system.resource_pool import computes_on_gpu, devices
+from executor.system.symlinks import folder_size
 
 
 @frozen

@@ -15,18 +15,17 @@ from attrs import frozen
 from dsl.check import Absent
 from dsl.compile import override_graph
 from dsl.errors import PipelineError, StoreError, known_nodes
+from dsl.files import free_bytes, is_there
 from dsl.finding import Field, Finding
 from dsl.graph import Graph, GraphNode
-from dsl.os_errors import free_bytes
-from dsl.overrides import changed_values, overridden_nodes
-from dsl.paths import is_there
+from dsl.tree import changed_values, overridden_nodes
 from executor.keys.node_key import Sources, graph_parts, named_paths
 from executor.launchers.cluster_address import with_recorded_cluster
 from executor.planning.history import Content, PreviousNodes, SourceRuns
 from executor.planning.planner import Decision, Planner, earlier_rule_note, kept_text
 from executor.records.run_record import NodeState, PlanRow, Record, StartedBy, find_record
 from executor.store.artifact_store import Store
-from executor.store.gc_lock import shared_gc_lock
+from executor.system.file_locks import shared_gc_lock
 
 if TYPE_CHECKING:
     from executor.planning.preflight import Estimates
@@ -327,7 +326,7 @@ def _session(
     for node_id, decision in decisions.items():
         node = record.state.nodes[node_id]
         if decision.cache == "hit" and node.state != "done":
-            sources.take(record, node_id, decision)
+            sources.set_hit(record, node_id, decision)
         elif node.state != "done":
             node.key, node.reason = decision.key, decision.reason
     rows = {node_id: plan_row(planner, node_id, decisions[node_id]) for node_id in planner.parts}

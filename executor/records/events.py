@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 from attrs import define, field, frozen
 
-from dsl.json_files import LineReader
+from dsl.files import LineReader
 from executor.system.json_values import Check, is_moment, is_number, is_table_of, is_text, is_whole, or_none
 
 Validator = Callable[[object, object, Any], None]
@@ -107,7 +107,7 @@ class Differs:
 
 @frozen(kw_only=True)
 class Accepted:
-    """A user's declaration that an artifact is valid for another key, whose code differs; see store/index_line.py."""
+    """`user` declared that the artifact holds for this key too, see store/manifest.py."""
 
     key: str = field(validator=TEXT)
     digest: str = field(default="", validator=TEXT)

@@ -11,9 +11,8 @@ from attrs import frozen
 
 from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
-from dsl.files import NO_FILE, read_plain, replace_file
+from dsl.files import NO_FILE, compact, known_fields, parsed_object, read_json, read_plain, replace_file
 from dsl.graph import Graph
-from dsl.json_files import compact, known_fields, parsed_object, read_json
 from dsl.pipeline import Copy
 from executor.system.trust import require_own_store
 

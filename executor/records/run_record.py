@@ -7,7 +7,7 @@
                          mlflow.lock    flock by the process that sends it
                          <node>.log     stdout and stderr of the node's stages
                          figures/<node>/<name>.png
-                         outside_digest/<key>/<file>    as this run wrote them, see store/run_measurements.py
+                         outside_digest/<key>/<file>    as this run wrote them, see store/manifest.py
                          tags.json      names that the user gave to the run, see run_tags.py
                          serving-<process>  flock of a process that serves the run
                          lock           flock by the executor that works on this run; shared: by `dflow sync`
@@ -32,11 +32,9 @@ from attrs import define, frozen
 
 from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
-from dsl.files import open_own
+from dsl.files import LineReader, append_lines, clear_errors, known_fields, open_own, read_lines, write_json
 from dsl.finding import Finding
 from dsl.graph import Graph
-from dsl.json_files import LineReader, append_lines, known_fields, read_lines, write_json
-from dsl.os_errors import clear_errors
 from executor.keys.node_key import KeyParts
 from executor.records.graph_file import (
     damaged,
@@ -46,9 +44,8 @@ from executor.records.graph_file import (
     save_graph,
 )
 from executor.records.run_tags import tagged_folder, tags_of
-from executor.store.gc_lock import shared_gc_lock
 from executor.store.names import RUN_ID
-from executor.system.file_locks import is_held, take
+from executor.system.file_locks import is_held, shared_gc_lock, take
 from executor.system.json_values import (
     Check,
     fit,

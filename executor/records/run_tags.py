@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from dsl.errors import StoreError
-from dsl.json_files import read_json, write_json
+from dsl.files import read_json, write_json
 from executor.system.symlinks import links_in, refuse_links
 
 TAGS = "tags.json"

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from dsl.finding import Finding
 from dsl.op_table import op_names
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from executor.report.run_data import RunFacts
 from executor.report.templates import embedded_file, faint, limited, mark, render, table
 from executor.results.op_hooks import Part, Request, Shown, shown_by_ops

@@ -17,16 +17,15 @@ from attrs import evolve, frozen
 from markupsafe import Markup
 
 from dsl.errors import StoreError
-from dsl.files import write_whole
+from dsl.files import output_errors, write_whole
 from dsl.finding import block, for_run, line
-from dsl.os_errors import output_errors
-from dsl.sizes import shown_bytes
-from executor.explain.run_diff import MetricPair, compare_runs, runs_text
+from dsl.shown import shown_bytes
+from executor.planning.run_diff import MetricPair, compare_runs, runs_text
 from executor.records.events import SYSTEM
 from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import Record
-from executor.report.answers import answers
 from executor.report.artifacts import Embedded, accounts_of, compared_sections, node_sections, samples, sections_of
+from executor.report.first_screen import answers
 from executor.report.pictures import Curve, curves_figure, embedded, graph_figure, shown_name
 from executor.report.run_data import NodeFacts, RunFacts, columns_of, find_records, read_runs
 from executor.report.templates import (

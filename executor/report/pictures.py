@@ -21,8 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
+from dsl.files import output_errors
 from dsl.graph import Graph
-from dsl.os_errors import output_errors
 from dsl.pipeline import Copy
 from executor.report.graph_text import levels, rows_of
 from executor.report.templates import embedded_file

@@ -19,9 +19,8 @@ from executor.records.run_record import FIGURES, NodeState, PlanRow, Record, fin
 from executor.records.run_tags import tags_of
 from executor.results.sweep import CombinationsTable, Row, combinations, sorted_rows, sweep_cells
 from executor.store.artifact_store import Store
-from executor.store.manifest import Manifest
+from executor.store.manifest import Manifest, own_files
 from executor.store.names import RUN_ID
-from executor.store.run_measurements import own_files
 from executor.system.symlinks import is_plain
 from executor.system.trust import require_own_store
 

@@ -23,13 +23,12 @@ import attrs
 from attrs import field, frozen
 
 from dsl.convert import structure, unstructure
-from dsl.draft_folders import use_draft_folders
 from dsl.errors import DflowError, StructureError
+from dsl.files import append_line, read_json, read_lines, write_json
 from dsl.finding import Finding
-from dsl.hooks import hook
-from dsl.json_files import append_line, read_json, read_lines, write_json
-from dsl.op_table import load_op
-from executor.store.run_measurements import with_own_files
+from dsl.op_class import hook
+from dsl.op_table import load_op, use_draft_folders
+from executor.store.manifest import with_own_files
 from executor.system.supervisor import Finished, run_module
 from executor.system.symlinks import links_in
 from ops.lib.logged_model import LoggedModel

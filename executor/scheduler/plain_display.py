@@ -12,8 +12,7 @@ from types import TracebackType
 from dsl.finding import Finding, block, for_run
 from executor.records.events import Event
 from executor.records.run_record import RunState
-from executor.results.live import Live
-from executor.results.run_table import shown_metrics, shown_seconds
+from executor.results.run_table import Live, shown_metrics, shown_seconds
 from executor.system.output import Unrepeated, print_lines, shown_digest
 
 PLAIN_PROGRESS_S = 10.0

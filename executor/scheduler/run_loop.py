@@ -29,9 +29,9 @@ from executor.planning.session import Session, plan_row
 from executor.records.events import Differs, EventReader, Info, Warned
 from executor.records.run_record import NOT_RUN, NodeState, State, Status
 from executor.scheduler.plain_display import Display
-from executor.store.gc_lock import shared_gc_lock
 from executor.store.lease import Lease
 from executor.system.crash_points import fail_point
+from executor.system.file_locks import shared_gc_lock
 from executor.system.output import one_line
 from executor.tracking.publisher import Publisher
 from executor.tracking.sync_state import is_tracked, lacks
@@ -189,7 +189,7 @@ class RunLoop:
         decision = self._decisions[node_id]
         assert decision.digest is not None
         if self._state(node_id).state != "done":
-            self._sources.take(self._record, node_id, decision)
+            self._sources.set_hit(self._record, node_id, decision)
         self._add_done(node_id, decision.digest)
         self._display.changed(node_id)
 
@@ -274,8 +274,8 @@ class RunLoop:
         """Record that a stage starts; returns the number of the attempt."""
         if self._publisher is None and is_tracked(self._record):
             self._publisher = Publisher(self._store.path, self._record.folder, self._display)
-        if start.adopted_from is not None:
-            text = f"continues the work of run {start.adopted_from}, though the code has changed since"
+        if start.continued_from is not None:
+            text = f"continues the work of run {start.continued_from}, though the code has changed since"
             self._display.note(f"{node_id}: {text}")
         state, decision = self._state(node_id), self._decisions[node_id]
         state.key = decision.key

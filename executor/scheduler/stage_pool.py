@@ -9,8 +9,8 @@ from functools import partial
 from attrs import frozen
 
 from dsl.errors import ConfigError
+from dsl.estimate import useful_threads
 from dsl.graph import Graph, GraphNode
-from dsl.threads import useful_threads
 from executor.launchers.backend import Backend
 from executor.launchers.backends import Backends
 from executor.records.run_record import Record

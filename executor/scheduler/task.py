@@ -19,10 +19,10 @@ from attrs import frozen
 
 from dsl.convert import unstructure
 from dsl.errors import StageError
+from dsl.files import write_json
 from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode, node_to_json
 from dsl.imports import search_path
-from dsl.json_files import write_json
 from dsl.op import ConfigField
 from executor.keys.external_inputs import ExternalDigests, Look, Tree, look_at, tree_of
 from executor.keys.node_key import (
@@ -35,17 +35,15 @@ from executor.keys.node_key import (
     node_inputs,
     node_parts,
 )
-from executor.launchers.stage_contract import InputArtifact, StageSpec
+from executor.launchers.stage_contract import InputArtifact, StageSpec, write_sealed
 from executor.planning.planner import Planner
 from executor.records.events import Cut, Event, Metric, read_events
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store
-from executor.store.index_line import IndexLine
-from executor.store.input_check import check_before_use
+from executor.store.integrity import check_before_use
 from executor.store.lease import Lease
-from executor.store.manifest import Manifest
+from executor.store.manifest import IndexLine, Manifest
 from executor.system.output import shown_digest
-from executor.system.sealed_json import write_sealed
 
 # The fields of launch that can change results by rounding; the others only decide when and where a stage runs.
 LAYOUT = ("kind", "nproc", "hosts", "sp_degree")
@@ -105,15 +103,14 @@ class Snapshot:
 
 @frozen(kw_only=True)
 class AttemptStart:
-    """The start of a stage. time: seconds since 1970.
-
-    earlier: metric events of the run that left the work folder. adopted_from: that run, if its code differed.
+    """A stage is about to start. time: seconds since 1970. earlier: metric events of the run that left the work folder
+    behind; continued_from: that run, where its code was another.
     """
 
     cache: Literal["miss", "resumed"]
     time: float
     earlier: Sequence[Event] = ()
-    adopted_from: str | None = None
+    continued_from: str | None = None
 
 
 @frozen(kw_only=True)
@@ -208,14 +205,14 @@ class Task:
         )
 
     def prepare(self, snapshot: Snapshot, recover: Callable[[Path], None]) -> tuple[AttemptStart, int, str]:
-        """Prepare the work folder for a stage.
+        """Make the work folder ready for a stage. Also returns the byte of the events file from which metrics count,
+        and the digest of `sources`.
 
-        Returns the start, the byte of the events file from which metrics count, and the digest of `sources`. recover:
-        as in `Lease.adopt`.
+        recover: as in `Lease.continue_from`.
         """
         lease, events = self.lease, self.record.events_path
         is_fresh = self._starts_fresh()
-        adopted_from = self._adopt_work(recover) if self.adopt and not is_fresh else None
+        continued_from = self._continue_earlier(recover) if self.adopt and not is_fresh else None
         lease.empty(keep_state=not is_fresh)
         is_resumed = any(lease.work_dir.iterdir())
         write_json(lease.folder / "work.json", {"key_without_code": self.key_without_code, "node": self.node.id})
@@ -224,7 +221,11 @@ class Task:
             first_byte = events.stat().st_size if events.exists() else 0
             return AttemptStart(cache="miss", time=time.time()), first_byte, digest
         earlier = self._earlier_metrics()
-        return AttemptStart(cache="resumed", time=time.time(), earlier=earlier, adopted_from=adopted_from), 0, digest
+        return (
+            AttemptStart(cache="resumed", time=time.time(), earlier=earlier, continued_from=continued_from),
+            0,
+            digest,
+        )
 
     def check_space(self) -> None:
         """Check that the stage has enough disk space. Raises DiskFull."""
@@ -241,13 +242,11 @@ class Task:
         was_started = self.attempt or (last_run and last_run == self.goes_on_from)
         return self.node.id in self.planner.forced and not was_started
 
-    def _adopt_work(self, recover: Callable[[Path], None]) -> str | None:
-        """Take over the newest unused work folder with the same key except code; returns the run that left
-        it, or None.
-        """
+    def _continue_earlier(self, recover: Callable[[Path], None]) -> str | None:
+        """Move the newest unleased work folder of the same key without code here; returns the run that left it."""
         work_dir = self.lease.work_dir
         has_own = work_dir.exists() and any(work_dir.iterdir())
-        return None if has_own else self.lease.adopt(self.key_without_code, recover)
+        return None if has_own else self.lease.continue_from(self.key_without_code, recover)
 
     def _earlier_metrics(self) -> list[Event]:
         """The metrics of the run that left the work folder behind: this run's metrics continue them."""

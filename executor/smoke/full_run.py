@@ -14,7 +14,7 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.estimate import Amount, Growth
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from executor.records.events import Event, Progress
 from executor.system.hardware import gpu_memory, machine_memory
 from executor.system.output import columns, print_lines

@@ -15,11 +15,11 @@ from attrs import frozen
 
 from dsl.errors import PipelineError
 from dsl.estimate import Amount, Estimate, Growth, Trial
+from dsl.files import free_bytes
 from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode
-from dsl.hooks import hook
+from dsl.op_class import hook
 from dsl.op_table import user_ops
-from dsl.os_errors import free_bytes
 from executor.planning.planner import cached_artifacts
 from executor.planning.preflight import graph_estimates
 from executor.planning.session import Session, make_planner, new_run

@@ -24,20 +24,15 @@ import attrs
 
 from dsl.artifact_digest import MANIFEST
 from dsl.errors import StageError, StoreError
-from dsl.files import sync
-from dsl.json_files import append_line, read_json, read_lines, read_object, write_json
-from dsl.os_errors import clear_error, clear_errors
+from dsl.files import append_line, clear_error, clear_errors, read_json, read_lines, read_object, sync, write_json
 from executor.store.commit_journal import NOTE, PendingCommit
 from executor.store.digests import FileEntry, altered_files, artifact_digest, seal_artifact_files
-from executor.store.gc_lock import LOCK, shared_gc_lock
-from executor.store.index_line import IndexLine
 from executor.store.lease import Lease, remove_leftovers
-from executor.store.manifest import Manifest, committed_files
+from executor.store.manifest import IndexLine, Manifest, committed_files, keep_own_files
 from executor.store.names import DIGEST, OUT, RUN
-from executor.store.run_measurements import keep_own_files
-from executor.store.seen_stamps import SeenStamps, stamps_of
 from executor.system.crash_points import fail_point
-from executor.system.file_locks import is_exclusive
+from executor.system.file_locks import LOCK, is_exclusive, shared_gc_lock
+from executor.system.stamps import SeenStamps, stamps_of
 from executor.system.symlinks import plain_status, refuse_links, remove
 from executor.system.trust import trust_new_store
 from executor.system.user_cache import user_cache

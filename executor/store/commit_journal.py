@@ -16,9 +16,8 @@ from attrs import frozen
 
 from dsl.artifact_digest import MANIFEST
 from dsl.convert import unstructure
-from dsl.json_files import read_object, write_json
-from executor.store.index_line import IndexLine
-from executor.store.manifest import Manifest
+from dsl.files import read_object, write_json
+from executor.store.manifest import IndexLine, Manifest
 from executor.store.names import OUT, RUN
 from executor.system.hardware import boot_id
 from executor.system.symlinks import is_folder, remove

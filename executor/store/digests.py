@@ -59,7 +59,7 @@ def seal_artifact_files(folder: Path, go_on: Callable[[], None] = lambda: None) 
                 raise StageError(
                     f"{name}: the op left something that is not a plain file in out_dir; copy files, do not link"
                 )
-            files[name] = _sealed(Path(entry.path), go_on)
+            files[name] = _sealed(Path(entry.path), lambda _: go_on())
         if Path(here) != folder:
             sync(Path(here))
     return dict(sorted(files.items()))
@@ -73,9 +73,9 @@ def _is_utf8(name: str) -> bool:
     return True
 
 
-def _sealed(path: Path, go_on: Callable[[], None]) -> FileEntry:
+def _sealed(path: Path, advance: Callable[[int], None]) -> FileEntry:
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb", buffering=0) as file:
-        sha256 = _sha256(file, go_on)
+        sha256 = sha256_of(file, advance)
         os.fchmod(file.fileno(), 0o444)
         os.fsync(file.fileno())
         return FileEntry(os.fstat(file.fileno()).st_size, sha256)
@@ -91,7 +91,7 @@ def altered_files(folder: Path, files: Mapping[str, FileEntry], go_on: Callable[
         try:
             plain_status(folder, name)
             with (folder / name).open("rb", buffering=0) as file:
-                is_same = _sha256(file, go_on) == entry.sha256
+                is_same = sha256_of(file, lambda _: go_on()) == entry.sha256
         except OSError:
             is_same = False
         if not is_same:
@@ -99,10 +99,11 @@ def altered_files(folder: Path, files: Mapping[str, FileEntry], go_on: Callable[
     return altered
 
 
-def _sha256(file: RawIOBase, go_on: Callable[[], None]) -> str:
+def sha256_of(file: RawIOBase, advance: Callable[[int], None]) -> str:
+    """The SHA-256 in hex of an open file. advance: called with the bytes read since the last call."""
     hashed = hashlib.sha256()
     buffer = memoryview(bytearray(CHUNK))
     while size := file.readinto(buffer):
         hashed.update(buffer[:size])
-        go_on()
+        advance(size)
     return hashed.hexdigest()

@@ -6,12 +6,14 @@ verified.jsonl     among the store's memos, append-only: digest, name, size, mti
                    system/stamps.py.
 
 A damaged artifact is set aside as objects/<digest>.damaged, so that no run uses it: its node runs again.
+
+Before a stage reads artifacts, their sizes and stamps are compared always. The content is read where a stamp differs,
+and whenever that is asked for. What was pulled was compared with its digest then.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,18 +23,17 @@ import attrs
 
 from dsl.artifact_digest import MANIFEST
 from dsl.errors import StoreError
+from dsl.files import append_lines, read_json, read_lines
 from dsl.finding import File, Finding
-from dsl.json_files import append_lines, read_json, read_lines
 from executor.store.artifact_store import Store
-from executor.store.digests import FileEntry, artifact_digest
-from executor.store.manifest import file_entries
+from executor.store.digests import FileEntry, artifact_digest, sha256_of
+from executor.store.manifest import Manifest, file_entries
 from executor.store.names import DAMAGED, DIGEST
 from executor.system.output import shown_digest
-from executor.system.stamps import Stamp, is_settled
+from executor.system.stamps import SeenStamps, Stamp, is_settled, stamps_of
 from executor.system.symlinks import plain_status, remove
 
 VERIFIED = "verified.jsonl"
-CHUNK = 1 << 24  # bytes read between two calls of progress
 
 What = Literal["missing", "size", "content", "extra", "unreadable", "link"]
 WORDS: Mapping[What, str] = {
@@ -162,8 +163,9 @@ class _Artifact:
                 self._progress(stamp.size)
                 self._on_unread(name)
                 return None
-            if self._sha256(path) != entry.sha256:
-                return "content"
+            with path.open("rb", buffering=0) as file:
+                if sha256_of(file, self._progress) != entry.sha256:
+                    return "content"
             if is_settled(stamp, now) and Stamp.of(path) == stamp:
                 self.verified[name] = stamp
         except (FileNotFoundError, NotADirectoryError):
@@ -173,14 +175,6 @@ class _Artifact:
         except OSError as error:
             return "link" if error.errno == errno.ELOOP else "unreadable"
         return None
-
-    def _sha256(self, path: Path) -> str:
-        hashed = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK):
-                hashed.update(chunk)
-                self._progress(len(chunk))
-        return hashed.hexdigest()
 
 
 def _names(folder: Path) -> list[str]:
@@ -211,3 +205,37 @@ def _append(store: Store, digest: str, stamps: Mapping[str, Stamp]) -> None:
         append_lines(store.memos / VERIFIED, lines)
     except (OSError, StoreError):  # a full disk: the next time they are read again
         return
+
+
+def check_before_use(
+    store: Store, digests: Iterable[str], *, read_all: bool, progress: Progress
+) -> dict[str, list[Finding]]:
+    """Check artifacts before they are read, and set damaged ones aside. Returns the damages by digest.
+
+    read_all: read every file, even if it is known to be intact. Raises StoreError where a file may not be read, or a
+    damaged artifact cannot be set aside.
+    """
+    seen = SeenStamps(store.memos)
+    known = seen.newest()
+    damages: dict[str, list[Finding]] = {}
+    for digest in dict.fromkeys(digests):
+        manifest = Manifest.of(store.object_path(digest))
+        before = _stamps(store, digest, manifest)
+        is_known = known.get(digest) == before
+        if before is not None and (is_known or digest not in known) and not read_all:
+            found = check(store, [digest], sizes_only=True)
+        else:
+            found = check(store, [digest], read_all=read_all, progress=progress)
+        damages |= found
+        if before is not None and not (found or is_known) and before == _stamps(store, digest, manifest):
+            seen.add(digest, before)
+    set_aside(store, damages)
+    return damages
+
+
+def _stamps(store: Store, digest: str, manifest: Manifest | None) -> str | None:
+    """A hash of the stamps of an artifact's files; None where one is missing, or no regular file."""
+    try:
+        return None if manifest is None else stamps_of(store.object_path(digest), manifest.files)
+    except OSError:
+        return None

@@ -36,9 +36,7 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import LeaseLost, StageError, StopRequested, StoreError
-from dsl.files import NO_FILE, open_own, open_plain, remove_link
-from dsl.json_files import known_fields, parsed_object, read_object
-from dsl.os_errors import clear_errors
+from dsl.files import NO_FILE, clear_errors, known_fields, open_own, open_plain, parsed_object, read_object, remove_link
 from executor.store.names import KEY, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
 from executor.system.json_values import Check, fit, is_flag, is_text, is_whole
@@ -174,7 +172,7 @@ class Lease:
         if self._given_up.is_set():
             raise StopRequested(f"{self.folder}: the run was stopped; the next one continues here")
 
-    def adopt(self, key_without_code: str, recover: Callable[[Path], None] = lambda folder: None) -> str | None:
+    def continue_from(self, key_without_code: str, recover: Callable[[Path], None] = lambda folder: None) -> str | None:
         """Move the op's state here from the newest work folder that has this key in work.json and no holder.
 
         recover: as Backends.recover. Returns the run that left the state there, None if there is none. This folder's
@@ -239,7 +237,7 @@ class Lease:
         remove(gone, ignore_errors=True)  # a store that is being opened may help: remove_leftovers
 
     def set_aside(self) -> Path:
-        """Release the lease, and rename the work folder so that no key and no `adopt` finds it."""
+        """Release the lease, and keep the work folder under another name that no key and no `continue_from` finds."""
         kept = self.folder.with_name(f"{self.folder.name}.{self.id[:8]}")
         with clear_errors(self.folder):
             self.folder.rename(kept)

@@ -11,9 +11,12 @@ import re
 import shlex
 import sys
 import time
+from collections import deque
 from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import IO, Any, AnyStr, TextIO
+
+from dsl.files import clear_errors
 
 OK, FAILED, USAGE = 0, 1, 2  # USAGE: a mistake in usage or in a pipeline
 INTERRUPTED = 130  # Ctrl-C while nothing ran
@@ -220,3 +223,24 @@ class Unrepeated:
             return ""
         self._last, self._shown_at = text, now
         return f"{text} (unchanged at {time.strftime('%H:%M:%S')})" if is_same else text
+
+
+TAIL_LINES = 20
+TAIL_LENGTH = 500  # characters of a line
+TAIL_BYTES = 65536
+
+
+def last_lines(log: Path, start: int) -> tuple[str, ...]:
+    """The last lines of a log from byte `start` on, without empty ones at the end."""
+    with clear_errors(log), log.open("rb") as file:
+        first = max(start, file.seek(0, 2) - TAIL_BYTES)
+        file.seek(first)
+        data = file.read(TAIL_BYTES).rstrip()
+    lines = deque(data.split(b"\n"), maxlen=TAIL_LINES)
+    is_cut = first > start and data.count(b"\n") < TAIL_LINES
+    shown = [_shown(line) for line in lines if lines != deque([b""])]
+    return tuple([f"... {shown[0]}", *shown[1:]] if is_cut and shown else shown)
+
+
+def _shown(line: bytes) -> str:
+    return one_line(line[: 4 * TAIL_LENGTH].decode(errors="replace").rstrip(), TAIL_LENGTH)

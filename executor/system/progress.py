@@ -19,7 +19,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from executor.system.output import Unrepeated, as_typed, print_lines, printable
 
 PLAIN_S = 10.0

@@ -10,7 +10,7 @@ from attrs import frozen
 from dsl.finding import Field, Finding
 from dsl.graph import GraphNode
 from dsl.launch import Launch, Machine
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from executor.system.hardware import NO_GPU, gpu_indices, machine_memory, may_have_gpu
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -13,8 +13,7 @@ from typing import NoReturn
 
 from dsl.errors import DflowError, ServerError
 from dsl.files import new_file
-from executor.system.log_tail import last_lines
-from executor.system.output import print_lines
+from executor.system.output import last_lines, print_lines
 from executor.system.supervisor import ChildGroup, child_environment, exit_text
 from ops.lib.data.proxies import open_directly
 

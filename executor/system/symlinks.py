@@ -94,3 +94,19 @@ def refuse_links(paths: Iterable[Path], instead: str = MOVE_BACK) -> None:
                 f"{path} is a symbolic link to {path.readlink()}; dflow writes and deletes there, and follows no link: "
                 f"{instead}"
             )
+
+
+def folder_size(path: Path) -> int:
+    """Bytes of all files at or below a path. Links are not followed; files that vanish during the count
+    have 0 bytes.
+    """
+    if not is_folder(path):
+        return _size(str(path))
+    return sum(_size(os.path.join(here, name)) for here, _, names in os.walk(path) for name in names)  # noqa: PTH118
+
+
+def _size(path: str) -> int:
+    try:
+        return os.lstat(path).st_size
+    except OSError:
+        return 0

@@ -16,8 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsl.errors import NotTrusted, StoreError
-from dsl.files import read_plain
-from dsl.json_files import append_line, compact
+from dsl.files import append_line, compact, read_plain
 from executor.system.user_cache import user_state
 
 FILE = "trusted"

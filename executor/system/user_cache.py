@@ -10,6 +10,7 @@ that compiles.
 from __future__ import annotations
 
 import functools
+import getpass
 import os
 import stat
 from collections.abc import Sequence
@@ -60,3 +61,11 @@ def _is_own(folder: Path) -> bool:
     """Whether only this user can write to a folder."""
     status = folder.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & OTHERS
+
+
+def user_name() -> str:
+    """The user's name; a number where the machine knows no name, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.getuid()}"

@@ -20,14 +20,13 @@ from attrs import frozen
 from dsl.artifact_digest import MANIFEST, OUTSIDE_DIGEST
 from dsl.finding import for_run
 from dsl.graph import Graph, GraphNode
-from dsl.tables import TABLE_NAMES
+from dsl.launch import TABLE_NAMES
 from executor.records.events import Accepted, NodeEvents
 from executor.records.run_record import NodeState, Record, load_begun
 from executor.results.run_table import is_judged
 from executor.results.sweep import Combination, combinations, differing_params, final_metrics, params, sorted_rows
 from executor.store.artifact_store import Store
-from executor.store.manifest import Manifest
-from executor.store.run_measurements import own_files
+from executor.store.manifest import Manifest, own_files
 from executor.system.output import shown_digest
 from executor.tracking.run_description import combination_note, maker_tags, run_name, run_note, shown_notes
 from executor.tracking.sync_state import SentRun
@@ -420,9 +419,9 @@ def node_files(record: Record, node_id: str, figures: Iterable[str]) -> tuple[di
 
 
 def artifact_files(folder: Path, own: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, Reference]]:
-    """The small files of an artifact by their names in MLflow, and references to the large ones.
+    """The small files of an artifact by their names in MLflow, and the others.
 
-    own: files outside the digest to include, see store/run_measurements.py.
+    own: the files outside its digest to include, see store/manifest.py.
     """
     manifest = Manifest.read(own.get(MANIFEST, folder / MANIFEST))
     files = {} if manifest is None else manifest.files

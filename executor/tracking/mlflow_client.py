@@ -35,8 +35,7 @@ from mlflow.tracking import MlflowClient
 
 from dsl.convert import unstructure
 from dsl.errors import StoreError, shortened
-from dsl.files import open_own, replace_file, sync
-from dsl.json_files import write_json
+from dsl.files import open_own, replace_file, sync, write_json
 from dsl.secrets import resolved_text, without_credentials
 from executor.records.events import Point
 from executor.system.symlinks import is_plain

@@ -25,7 +25,7 @@ from typing import Protocol
 from attrs import frozen
 
 from dsl.convert import structure, unstructure
-from dsl.json_files import compact
+from dsl.files import compact
 from executor.system.supervisor import (
     GONE,
     Finished,

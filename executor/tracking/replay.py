@@ -17,13 +17,13 @@ from pathlib import Path
 
 from dsl.errors import NotTrusted, StageError, StoreError
 from dsl.graph import GraphNode
-from dsl.hooks import hook
+from dsl.imports import no_collection
+from dsl.op_class import hook
 from dsl.secrets import redact, secret_names, values_of
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from executor.records.events import EventReader, NodeEvents
 from executor.records.run_record import NodeState, Record, load_begun
 from executor.results.op_hooks import Part, Request, shown_by_ops
-from executor.system.garbage import no_collection
 from executor.system.output import counted
 from executor.system.symlinks import is_plain
 from executor.system.trust import HOW, require_own_store

@@ -14,7 +14,7 @@ from executor.records.run_record import NodeState, Record, RunState
 from executor.results.run_table import result_rows
 from executor.results.sweep import Combination, combinations, final_metrics, main_metrics, sorted_rows, sweep_cells
 from executor.system.output import shown_duration
-from executor.system.user_name import user_name
+from executor.system.user_cache import user_name
 from executor.tracking.sync_state import REPORT, TRAINING
 
 MOST_ROWS = 30

@@ -18,10 +18,9 @@ from attrs import define, field
 
 from dsl.convert import structure, unstructure
 from dsl.errors import StoreError, StructureError
-from dsl.files import open_own
-from dsl.json_files import known_fields, read_object, write_json
+from dsl.files import known_fields, open_own, read_object, write_json
+from dsl.imports import no_collection
 from executor.records.run_record import LOG, Record
-from executor.system.garbage import no_collection
 
 if TYPE_CHECKING:
     from executor.tracking.publisher import ReportWriter

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
-from dsl.field_rules import Given, Only
+from dsl.convert import Given, Only
 from dsl.op import field, op
 from ops.artifacts import TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.server_args import refused_args

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import evolve
 
 from dsl.estimate import Estimate, Growth, PlanContext
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from ops.capture_targets.layers import layers_of
 from ops.capture_targets.op import CaptureTargets, default_batch_tokens
 from ops.capture_targets.sglang_targets import check_config

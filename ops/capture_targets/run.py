@@ -22,8 +22,8 @@ import torch
 from attrs import frozen
 
 from dsl.errors import DataError, StopRequested
-from dsl.named_function import named_function
-from dsl.sizes import shown_bytes
+from dsl.imports import named_function
+from dsl.shown import shown_bytes
 from dsl.stage import Stage
 from ops.capture_targets.backend import Backend, Halving, HuggingFaceBackend
 from ops.capture_targets.conflicts import conflicts

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
+from dsl.convert import Given, Needs, Only
 from dsl.errors import ConfigError
-from dsl.field_rules import Given, Needs, Only
 from dsl.op import field, is_builtin, op, seed_field
 from ops.artifacts import TargetModel, TokenShards
 

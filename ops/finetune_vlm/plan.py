@@ -9,7 +9,7 @@ from typing import Any
 from dsl.errors import DataError
 from dsl.estimate import CHECKPOINTS, Amount, Estimate, Growth, PlanContext
 from dsl.op import is_builtin
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from ops.finetune_vlm.op import FinetuneVlm, check_parts, parts_in
 from ops.lib.drafts.backbone.sizes import MASTER
 from ops.lib.forecasts import TargetForecast, TokensCounted, TokensForecast, first_counted

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsl.errors import DataError, NotKnown
 from dsl.estimate import Estimate, PlanContext
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from ops.lib.forecasts import TargetForecast, read_config
 from ops.lib.target.checkpoint_check import chat_template_mistakes, ends_mistakes, loading_mistakes
 from ops.lib.target.checkpoint_files import WEIGHTS

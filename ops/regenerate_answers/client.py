@@ -31,7 +31,7 @@ from attrs import define, field, frozen
 from PIL import Image
 
 from dsl.errors import ConfigError, DataError, TransientError
-from dsl.json_files import parse_json
+from dsl.files import parse_json
 from ops.ingest.sample import END_OF_THOUGHT, THINK
 from ops.lib.data.files import shown_json
 from ops.lib.data.proxies import Proxy, proxy_of

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from attrs import frozen, validators
 
+from dsl.convert import Given, Needs, Only
 from dsl.errors import ConfigError
-from dsl.field_rules import Given, Needs, Only
 from dsl.op import field, op, seed_field
 from ops.artifacts import ImageSamples, TargetModel
 from ops.lib.vision.processor_files import ordered_pixels

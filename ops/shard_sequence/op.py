@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from attrs import frozen, validators
 
-from dsl.field_rules import Given, Needs
+from dsl.convert import Given, Needs
 from dsl.op import field, op, seed_field
 from ops.artifacts import BatchPlan, TargetFeatures, TokenShards
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import attrs
 from attrs import frozen, validators
 
-from dsl.field_rules import Given
+from dsl.convert import Given
 from dsl.op import field, op
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.lib.data.limited_process import SECONDS

@@ -7,11 +7,10 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
-from dsl.convert import structure
-from dsl.draft_folders import own_algorithms
+from dsl.convert import ChosenBy, Clash, Given, Needs, Only, structure
 from dsl.errors import ConfigError, StructureError
-from dsl.field_rules import ChosenBy, Clash, Given, Needs, Only
 from dsl.op import field, op, seed_field
+from dsl.op_table import own_algorithms
 from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.op import LAYER_IDS, ascending_layers
 from ops.lib.drafts.algorithms import (

@@ -12,10 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dsl.draft_folders import own_algorithms
 from dsl.estimate import CHECKPOINTS, Amount, Estimate, Growth, PlanContext
 from dsl.imports import PROJECT
-from dsl.sizes import shown_bytes
+from dsl.op_table import own_algorithms
+from dsl.shown import shown_bytes
 from ops.capture_targets.plan import feature_bytes
 from ops.lib.data.files import read_jsonl
 from ops.lib.drafts.backbone.config import DraftConfig

@@ -12,9 +12,9 @@ import pytest
 from dsl.aliases import MOST_OF_KEYS, key_hint, nearest_key
 from dsl.check import LAUNCH_FIELDS
 from dsl.errors import ConfigError, PipelineError, known_nodes, listed
+from dsl.launch import FIELDS
 from dsl.op_table import all_ops
 from dsl.read_toml import read_graph
-from dsl.tables import FIELDS
 from ops.aliases import ALIASES, BY_NAMES
 from ops.train_dflash.op import TrainDflash
 

@@ -10,7 +10,7 @@ from source_trees import changed_in_main, write
 from dsl.closure import Project
 from dsl.graph import Graph
 from dsl.read_toml import read_graph
-from executor.keys.node_key import Sources, class_symbols, node_parts
+from executor.keys.node_key import Sources, code_classes, node_parts
 
 OPS = """
 from typing import ClassVar
@@ -152,7 +152,7 @@ def test_of_a_table_the_help_of_fields_does_not_count_and_defaults_do(tmp_path: 
 
 
 def test_a_class_from_elsewhere_is_left_out(tmp_path: Path, graph: Graph) -> None:
-    assert {"classes_ops:Make", "classes_ops:Text", "classes_ops:Pages"} == set(class_symbols(graph.nodes["a"]))
+    assert {"classes_ops:Make", "classes_ops:Text", "classes_ops:Pages"} == set(code_classes(graph.nodes["a"]))
     write(tmp_path, {"main.py": "def run(): pass\n", "texts.py": "T = type('Text', (), {})\n"})
     project = Project([tmp_path])
     assert {"main.py"} == set(project.closure(["main:run"], ["elsewhere:Text", "dsl.op:Artifact"]).digests)

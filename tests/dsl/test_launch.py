@@ -13,7 +13,7 @@ from dsl.errors import ConfigError, PipelineError
 from dsl.graph import graph_from_json, graph_to_json
 from dsl.pipeline import Launch, Machine, Pipeline
 from dsl.read_toml import read_graph
-from dsl.sizes import POWERS_OF_TWO, parsed_bytes, shown_bytes
+from dsl.shown import POWERS_OF_TWO, parsed_bytes, shown_bytes
 from ops.ingest.op import Ingest
 
 NODE = '[node.n]\nop = "measure"\n'

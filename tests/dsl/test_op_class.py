@@ -15,9 +15,8 @@ import pytest
 from attrs import frozen
 
 from dsl.errors import ConfigError, PipelineError
-from dsl.hooks import hook, method
 from dsl.op import Artifact, field, op, op_of
-from dsl.op_class import ATTRIBUTES, HOOK_FILES, METHODS, OpClass
+from dsl.op_class import ATTRIBUTES, HOOK_FILES, METHODS, OpClass, hook, method
 from dsl.op_table import load_op
 from dsl.stage import Stage
 
@@ -165,7 +164,7 @@ def test_a_module_beside_a_users_file_is_no_hook(monkeypatch: pytest.MonkeyPatch
 
 def test_looking_for_hooks_loads_neither_torch_nor_what_a_stage_runs() -> None:
     code = (
-        "import sys\nfrom dsl.hooks import HOOK_FILES, hook\nfrom dsl.op_table import all_ops\n"
+        "import sys\nfrom dsl.op_class import HOOK_FILES, hook\nfrom dsl.op_table import all_ops\n"
         "found = [hook(spec, name) for spec in all_ops().values() for name in HOOK_FILES]\n"
         "loaded = {'torch', 'transformers', 'mlflow'} & sys.modules.keys()\n"
         "runs = [name for name in sys.modules if name.startswith('ops.') and name.endswith('.run')]\n"

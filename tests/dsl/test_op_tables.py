@@ -13,8 +13,8 @@ from ops_with_tables import HEAD, read, train, written
 
 import ops.aliases
 from dsl.compile import compile_pipeline, override_graph
+from dsl.convert import ChosenBy, Only
 from dsl.errors import ConfigError, PipelineError
-from dsl.field_rules import ChosenBy, Only
 from dsl.graph import Graph, graph_from_json, graph_to_json
 from dsl.op import field, op
 from dsl.pipeline import Pipeline

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
 from dsl.check import LAUNCH_FIELDS
+from dsl.convert import Needs
 from dsl.errors import ConfigError, PipelineError
-from dsl.field_rules import Needs
 from dsl.op import Ref
 from dsl.op_table import all_ops
 from dsl.read_toml import op_files_of, read_graph
 from dsl.schema import LAUNCH_HELP, SIZE, pipeline_schema, validators_of
-from dsl.sizes import parsed_bytes
+from dsl.shown import parsed_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 PIPELINES = sorted((ROOT / "pipelines").glob("*.toml"))

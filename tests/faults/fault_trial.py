@@ -21,7 +21,7 @@ from typing import Literal
 from attrs import field, frozen
 from toy_ops import PROJECT, UNTRACKED, wait_for
 
-from dsl.json_files import read_lines
+from dsl.files import read_lines
 from executor.store.artifact_store import Store
 from executor.system.crash_points import FAIL_AT, FAIL_BY, FAIL_POINTS
 

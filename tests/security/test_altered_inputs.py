@@ -9,7 +9,7 @@ import pytest
 from toy_ops import Toy
 
 from executor.store.artifact_store import Store
-from executor.store.input_check import check_before_use
+from executor.store.integrity import check_before_use
 
 CHAIN = """
 [pipeline]

@@ -23,10 +23,10 @@ from PIL import Image
 from pyarrow import parquet
 from toy_ops import Toy
 
-from dsl import files, json_files
+from dsl import files
 from dsl.errors import DataError, ServerError, StoreError, TransientError
 from dsl.estimate import PlanContext, Trial
-from dsl.json_files import LineReader, read_json, read_object
+from dsl.files import LineReader, read_json, read_object
 from dsl.launch import Launch
 from executor.maintenance.remote import MOST_BYTES, Remote
 from ops.artifacts import TokenShards
@@ -109,7 +109,7 @@ def test_a_sample_of_a_gigabyte_is_refused_by_name_without_reading_it(tmp_path, 
 
 
 def test_files_of_a_store_that_are_larger_than_any_are_damaged(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_files, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(files, "LONGEST_LINE", 1 << 20)
     monkeypatch.setattr(files, "LARGEST", 1 << 20)
     lines, whole = tmp_path / "events.jsonl", tmp_path / "manifest.json"
     lines.write_text('{"a": 1}\n{"b": "')

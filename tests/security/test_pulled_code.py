@@ -11,7 +11,7 @@ from toy_ops import Toy
 
 from dsl.artifact_digest import MANIFEST
 from dsl.errors import DataError
-from dsl.json_files import append_line
+from dsl.files import append_line
 from executor.store.digests import artifact_digest, seal_artifact_files
 from executor.store.manifest import Manifest
 from ops.lib.target.checkpoint_files import trusts_own_code

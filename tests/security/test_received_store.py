@@ -9,7 +9,7 @@ import time
 import pytest
 from toy_ops import ONE_NODE, Toy
 
-from dsl.json_files import append_line
+from dsl.files import append_line
 from executor.records.events import Event, Figure
 from executor.records.run_record import Record
 

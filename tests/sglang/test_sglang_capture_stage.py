@@ -18,7 +18,7 @@ from capture_worker import write_job
 from fake_stage import FakeStage
 from family_checkpoints import picture, token_sample
 from import_graph import PYTHON_PATH
-from rank_processes import run_ranks
+from run_ranks import run_ranks
 from safetensors.torch import load_file
 
 from dsl.errors import DataError

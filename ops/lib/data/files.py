@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
-from dsl.files import replace_file
-from dsl.json_files import parse_json
+from dsl.files import parse_json, replace_file
 from ops.lib.data.json_lines import bounded_lines, json_kind, parse_line, what_is_broken
 
 OF_CHECKPOINTS = (

@@ -28,8 +28,7 @@ from typing import IO, Any
 from attrs import frozen
 
 from dsl.errors import DataError
-from dsl.imports import PROJECT, import_from_source, source_of
-from dsl.named_function import named_function
+from dsl.imports import PROJECT, import_from_source, named_function, source_of
 
 SECONDS = 10.0  # of CPU time for each item
 LEAST_S = 0.001  # a timer of 0 s would never end

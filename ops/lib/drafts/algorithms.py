@@ -11,7 +11,7 @@ Each algorithm is a folder of the same files; everything else knows none of them
     reference.py  slow formulas of both, by the names of tensors: `scores`, `token_logits`, `block_losses`; `enter` and
                   `leave` where something goes around the sublayers
 
-A pipeline's own algorithms are such folders, too (dsl/draft_folders.py): the class of `my_draft/config.py` is MyDraft,
+A pipeline's own algorithms are such folders, too (dsl/op_table.py): the class of `my_draft/config.py` is MyDraft,
 that of the training's table, if there is one, MyDraftOptions.
 
 A draft's config holds the algorithm's config; its class's package is the folder. `part_of` imports from there by name,
@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import attrs
 
-from dsl.draft_folders import own_algorithms
 from dsl.errors import ConfigError, did_you_mean
-from dsl.named_function import named_function
+from dsl.imports import named_function
+from dsl.op_table import own_algorithms
 from ops.lib.drafts.layout import Layout
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dsl.draft_folders import own_algorithms
 from dsl.errors import ConfigError
+from dsl.op_table import own_algorithms
 from ops.lib.drafts.algorithms import Algorithm, algorithm_class, own_options, part_of, place_in
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving, to_serving
 from ops.lib.drafts.layout import Layout

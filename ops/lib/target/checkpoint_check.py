@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import ConfigError, DataError
-from dsl.json_files import parse_json
+from dsl.files import parse_json
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_places, check_reads
 from ops.lib.data.files import LARGEST_JSON, check_json_files, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights, weight_files

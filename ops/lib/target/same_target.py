@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.artifact_digest import DIGEST_START, MANIFEST, OUTSIDE_DIGEST, digest_line
-from dsl.json_files import read_object
+from dsl.files import read_object
 
 INFO = "target.json"
 MOST_IDS = 1 << 20  # of a vocabulary

@@ -13,8 +13,8 @@ import attrs
 from dsl.compile import compile_pipeline
 from dsl.errors import DataError, PipelineError
 from dsl.op import is_builtin
-from dsl.overrides import overridden_nodes
 from dsl.pipeline import Pipeline
+from dsl.tree import overridden_nodes
 from ops.check_export.op import CheckExport, unlike_serving
 from ops.evaluate.op import Evaluate
 from ops.ingest.op import Ingest

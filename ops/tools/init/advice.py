@@ -9,7 +9,7 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import DataError
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from ops.capture_targets.plan import feature_bytes
 from ops.ingest.image_folder import BESIDE
 from ops.lib.data.sample_account import SPLITS

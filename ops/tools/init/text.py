@@ -6,7 +6,7 @@ import json
 import textwrap
 
 from dsl.errors import DataError, on_one_line
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from ops.ingest.image_values import MISSING, OUTSIDE
 from ops.tools.init.advice import Advice, Choice
 from ops.tools.init.survey import QUESTION, REMEDIES, Survey, percentile

@@ -16,7 +16,7 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import ServerError
-from dsl.json_files import parse_json
+from dsl.files import parse_json
 from ops.lib.data.files import read_jsonl
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.proxies import open_directly

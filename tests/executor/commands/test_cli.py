@@ -175,9 +175,13 @@ def test_an_old_name_says_the_new_command(name, capsys):
         (["--node", "c"], "--node and --samples go with --backends"),
         (["--backends"], "--backends compares the capture nodes of a pipeline: give its FILE"),
         (["--json", "--verify"], "--verify has no --json"),
+        (["FILE", "--backends", "--verify"], "--verify and --backends are two checks: give one of them"),
+        (["--full", "--quick", "--verify"], "--full reads every file, --quick none: give one of them"),
+        (["--verify", "--ray", "h:1"], "--ray goes with the check of this machine, not with --verify or --backends"),
+        (["-s", "a.b=1"], "-s changes a value of a pipeline: give its FILE"),
     ],
 )
-def test_doctor_refuses_an_option_of_another_check(arguments, told, capsys):
+def test_doctor_refuses_options_that_exclude_each_other_and_those_of_another_check(arguments, told, capsys):
     assert cli.main(["doctor", *arguments]) == 2
     assert f"dflow: {told}\n" == capsys.readouterr().err
 

@@ -16,12 +16,12 @@ from manifests import new_record
 from safetensors.torch import save_file
 
 from dsl.compile import compile_pipeline
-from dsl.draft_folders import INIT, own_algorithms, use_draft_folders
 from dsl.errors import ConfigError, DataError, PipelineError
+from dsl.op_table import INIT, own_algorithms, use_draft_folders
 from executor import cli
 from executor.commands.evaluate import add_arguments, checked_graph
 from executor.records.run_record import Record
-from executor.report.answers import by_field, in_short
+from executor.report.first_screen import by_field, in_short
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED
 from ops.evaluate.verdicts import MORE_PROMPTS, OF_PROMPTS, verdicts

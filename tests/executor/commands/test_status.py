@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from manifests import new_record
 
+from dsl.files import append_line, write_json
 from dsl.finding import Finding, Node
 from dsl.graph import Graph
-from dsl.json_files import append_line, write_json
 from dsl.launch import Machine
 from executor import cli
 from executor.launchers.cluster_address import remember_cluster

@@ -17,7 +17,7 @@ from executor.cli import main
 from executor.records.run_record import find_record
 from executor.records.run_tags import add_tag
 from executor.store.artifact_store import Store
-from executor.store.gc_lock import shared_gc_lock
+from executor.system.file_locks import shared_gc_lock
 
 CHANGING = [["gc", "--delete"], ["rm", "RUN", "--yes"], ["runs", "--tag", "best", "RUN"], ["pull", "SHARED", "RUN"]]
 READING = [

@@ -12,7 +12,7 @@ from test_placement import graph
 from dsl.graph import GraphNode
 from dsl.launch import Launch
 from executor.launchers.backend import HostExit, StageOrder, exits_path
-from executor.launchers.hosts import HostExits
+from executor.launchers.hosts import ExitsByHost
 from executor.launchers.ray_backend import ClusterCapacity
 from executor.launchers.stage_contract import RankExit, lost_workers, write_exits
 from executor.system.resource_pool import Capacity, Demand, Share
@@ -63,7 +63,7 @@ def test_what_never_fits_is_refused(tmp_path):
 
 
 def test_a_failed_part_ends_the_others_and_the_first_code_is_the_stages(tmp_path):
-    parts = HostExits(order(tmp_path, Launch(kind="ray", hosts=3)), ["a", "b", "c"])
+    parts = ExitsByHost(order(tmp_path, Launch(kind="ray", hosts=3)), ["a", "b", "c"])
     parts.ended(0, HostExit(code=0))
     assert not parts.ends_others
     parts.ended(2, HostExit(code=3, log_errno=28))
@@ -80,7 +80,7 @@ def test_a_failed_part_ends_the_others_and_the_first_code_is_the_stages(tmp_path
 
 @pytest.mark.parametrize("launch", [Launch(kind="ray", hosts=2), Launch(kind="ray", shard_workers=2)])
 def test_an_error_of_a_host_ends_the_other_parts_too(tmp_path, launch):
-    parts = HostExits(order(tmp_path, launch), "ab")
+    parts = ExitsByHost(order(tmp_path, launch), "ab")
     parts.ended(1, HostExit(code=None, error="StageError: no process"))
     assert parts.ends_others
     parts.ended(0, HostExit(code=-signal.SIGTERM))
@@ -88,7 +88,7 @@ def test_an_error_of_a_host_ends_the_other_parts_too(tmp_path, launch):
 
 
 def test_workers_go_on_without_one_that_was_killed_or_left_and_not_after_an_error(tmp_path):
-    parts = HostExits(order(tmp_path, Launch(kind="ray", shard_workers=4)), "abcd")
+    parts = ExitsByHost(order(tmp_path, Launch(kind="ray", shard_workers=4)), "abcd")
     write_exits(exits_path(tmp_path, 0), [RankExit(0, -signal.SIGKILL, 0.0)])
     parts.ended(0, HostExit(code=1))
     write_exits(exits_path(tmp_path, 1), [RankExit(1, GONE, 0.0)])  # it saw that it is lost

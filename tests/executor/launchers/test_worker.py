@@ -9,7 +9,7 @@ import pytest
 from stage_specs import stage_spec
 from toy_ops import PROJECT
 
-from dsl.json_files import read_lines
+from dsl.files import read_lines
 from dsl.launch import Launch
 from executor.launchers import worker
 from executor.launchers.host_run import stage_environment

@@ -19,13 +19,13 @@ from manifests import made, new_record
 from toy_ops import PROJECT, Toy
 
 from dsl.errors import StoreError
-from dsl.json_files import append_lines, read_lines
+from dsl.files import append_lines, read_lines
 from executor.maintenance.gc import collect, survey
 from executor.records.run_record import find_record
 from executor.records.run_tags import add_tag
 from executor.store.artifact_store import Store
 from executor.store.integrity import VERIFIED, check, set_aside
-from executor.store.seen_stamps import SEEN
+from executor.system.stamps import SEEN
 
 UNKNOWN_KEY = "5" * 64  # of which no record knows
 

@@ -17,7 +17,7 @@ from executor.model_tools import measure as measuring
 from executor.model_tools.measure import loss_curve
 from executor.records.events import Metric
 from executor.records.run_record import Record
-from executor.store.index_line import IndexLine
+from executor.store.manifest import IndexLine
 from executor.system.output import FAILED, OK, USAGE
 from ops.tools.diagnose.judgement import judged, sorted_findings
 from ops.tools.diagnose.text import diagnosis_text

@@ -211,7 +211,7 @@ def test_a_run_without_its_target_is_refused(tmp_path, states, problem):
 
 
 def test_every_refused_argument_is_told_at_once_and_with_what_to_do(tmp_path):
-    result = Served(tmp_path).dflow("--check", extra=("--port=8000", "--model-path", "other"))
+    result = ServeCase(tmp_path).dflow("--check", extra=("--port=8000", "--model-path", "other"))
 
     assert (1, "") == (result.returncode, result.stdout)
     assert (
@@ -221,7 +221,7 @@ def test_every_refused_argument_is_told_at_once_and_with_what_to_do(tmp_path):
     ) == result.stderr
 
 
-class Served:
+class ServeCase:
     """A store with a run, and the command on it, where `sglang` is the small server."""
 
     def __init__(self, folder: Path, model_type: str = "qwen3", version: str | None = NEWEST, **draft: Any) -> None:
@@ -254,7 +254,7 @@ class Served:
 
 
 def test_check_shows_the_command_the_answer_and_the_accepted_length_and_stops_the_server(tmp_path):
-    case = Served(tmp_path)
+    case = ServeCase(tmp_path)
     result = case.dflow("--check", extra=("--mem-fraction-static", "0.5"))
 
     assert (0, "") == (result.returncode, result.stderr)
@@ -274,7 +274,7 @@ def test_check_shows_the_command_the_answer_and_the_accepted_length_and_stops_th
 
 
 def test_without_a_run_the_newest_with_a_finished_draft_is_served_and_named(tmp_path):
-    case = Served(tmp_path)
+    case = ServeCase(tmp_path)
     later = later_partial_run(case.store, case.run, "train")
     result = case.dflow("--check")
     note = f"the latest run, {later.run} of served, has no finished draft; run {case.run} of served is used\n"
@@ -282,14 +282,14 @@ def test_without_a_run_the_newest_with_a_finished_draft_is_served_and_named(tmp_
 
 
 def test_a_server_that_does_not_use_the_draft_fails_the_check(tmp_path):
-    result = Served(tmp_path).dflow("--check", extra=("--no-draft",))
+    result = ServeCase(tmp_path).dflow("--check", extra=("--no-draft",))
 
     assert 1 == result.returncode
     assert "9 tokens without a verification step; the server does not use the draft" in result.stderr
 
 
 def test_a_server_that_dies_at_its_start_shows_its_last_lines(tmp_path):
-    case = Served(tmp_path)
+    case = ServeCase(tmp_path)
     result = case.dflow("--check", extra=("--die",))
 
     assert 1 == result.returncode
@@ -298,7 +298,7 @@ def test_a_server_that_dies_at_its_start_shows_its_last_lines(tmp_path):
 
 
 def test_sglangs_refusal_is_told_as_such(tmp_path):
-    result = Served(tmp_path).dflow("--check", extra=("--refuse",))
+    result = ServeCase(tmp_path).dflow("--check", extra=("--refuse",))
 
     assert 1 == result.returncode
     assert (
@@ -315,7 +315,7 @@ def test_sglangs_refusal_is_told_as_such(tmp_path):
     ],
 )
 def test_without_a_supported_version_the_command_is_shown_and_nothing_starts(tmp_path, version, problem):
-    case = Served(tmp_path, "qwen3_vl", version)
+    case = ServeCase(tmp_path, "qwen3_vl", version)
     result = case.dflow("--check")
 
     assert 1 == result.returncode
@@ -328,7 +328,7 @@ def test_without_a_supported_version_the_command_is_shown_and_nothing_starts(tmp
 @pytest.mark.parametrize(("version", "launcher"), [("0.5.21", "ops.lib.sglang"), ("0.5.23", "sglang")])
 def test_the_launcher_is_the_one_that_the_installed_version_needs(tmp_path, version, launcher):
     """The doubled method of Qwen3.5's text model is gone in the newer one. The small server has nothing to patch."""
-    result = Served(tmp_path, "qwen3_5_text", version).dflow("--check")
+    result = ServeCase(tmp_path, "qwen3_5_text", version).dflow("--check")
 
     assert f" -m {launcher}.launch_server --model-path " in result.stdout
     assert (version == "0.5.21") is (f"SGLang {version} lacks a method that DFLASH needs" in result.stdout)
@@ -336,7 +336,7 @@ def test_the_launcher_is_the_one_that_the_installed_version_needs(tmp_path, vers
 
 
 def test_a_draft_for_one_version_is_served_by_no_other(tmp_path):
-    result = Served(tmp_path, "qwen3", "0.5.21", engine="sglang-0.5.23").dflow("--check")
+    result = ServeCase(tmp_path, "qwen3", "0.5.21", engine="sglang-0.5.23").dflow("--check")
 
     assert 1 == result.returncode
     assert "needs SGLang 0.5.23, for which the draft was exported" in result.stderr
@@ -345,7 +345,7 @@ def test_a_draft_for_one_version_is_served_by_no_other(tmp_path):
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):
-    case = Served(tmp_path)
+    case = ServeCase(tmp_path)
     with socket.socket() as other:
         other.bind(("127.0.0.1", case.port))
         other.listen()
@@ -355,7 +355,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path):
     assert f"127.0.0.1:{case.port}: Address already in use; choose another --port" in result.stderr
 
 
-class ServedByVLLM(Served):
+class VLLMCase(ServeCase):
     """The command on a run, where `vllm` is the small server; none for no version."""
 
     def __init__(self, folder: Path, version: str | None = VLLM_VERSION, model_type: str = "qwen3") -> None:
@@ -373,7 +373,7 @@ class ServedByVLLM(Served):
 
 
 def test_vllm_serves_the_draft_and_its_figures_are_shown(tmp_path):
-    case = ServedByVLLM(tmp_path)
+    case = VLLMCase(tmp_path)
     result = case.dflow("--check", extra=("--gpu-memory-utilization", "0.5"))
 
     assert (0, "") == (result.returncode, result.stderr)
@@ -395,7 +395,7 @@ def test_vllm_serves_the_draft_and_its_figures_are_shown(tmp_path):
     [("0.32.0", "is of 0.32.0: pip install vllm==0.33.0"), (None, "neither beside this Python nor on PATH")],
 )
 def test_without_the_supported_vllm_the_command_is_shown_and_nothing_starts(tmp_path, version, problem):
-    result = ServedByVLLM(tmp_path, version).dflow("--check")
+    result = VLLMCase(tmp_path, version).dflow("--check")
 
     assert 1 == result.returncode
     assert problem in result.stderr
@@ -404,13 +404,13 @@ def test_without_the_supported_vllm_the_command_is_shown_and_nothing_starts(tmp_
 
 
 def test_a_target_with_images_is_served_by_vllms_newer_model_runner(tmp_path):
-    result = ServedByVLLM(tmp_path, None, "qwen3_vl").dflow("--check")
+    result = VLLMCase(tmp_path, None, "qwen3_vl").dflow("--check")
 
     assert result.stdout.startswith("VLLM_USE_V2_MODEL_RUNNER=1 vllm serve ")
 
 
 def test_the_key_of_vllm_is_neither_in_its_arguments_nor_in_its_log(tmp_path, monkeypatch):
-    case = ServedByVLLM(tmp_path)
+    case = VLLMCase(tmp_path)
     options = case.options
     options["env"] |= {"VLLM_API_KEY": "top-secret"}
     command = case.arguments("--check", extra=("--name", "top-secret"))
@@ -423,7 +423,7 @@ def test_the_key_of_vllm_is_neither_in_its_arguments_nor_in_its_log(tmp_path, mo
 @pytest.mark.parametrize(("ending", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
 def test_the_server_and_its_children_end_with_dflow(tmp_path, ending, code):
     """A child that ignores SIGTERM is killed."""
-    case = Served(tmp_path)
+    case = ServeCase(tmp_path)
     options = {**case.options, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(case.arguments(), **options) as dflow:
         for line in dflow.stdout:
@@ -450,7 +450,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_the_benchmark_asks_both_sides_the_same_at_every_concurrency_and_starts_the_other_side_first_in_turn(tmp_path):
-    case = Served(tmp_path)
+    case = ServeCase(tmp_path)
     own = ["", "--store", str(case.store.path), "--port", str(case.port), "--rounds", "2", "--concurrency", "1", "2"]
     command = [sys.executable, "benchmarks/serve.py", *own, "--json", str(tmp_path / "figures.json")]
     result = subprocess.run(command, **case.options, capture_output=True, timeout=120)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from toy_ops import Toy
 
-from dsl.os_errors import free_bytes
+from dsl.files import free_bytes
 
 OPS = '''
 from attrs import frozen

@@ -18,7 +18,7 @@ from dsl.pipeline import Pipeline
 from executor.keys.differences import differences, reasons, with_paths
 from executor.keys.node_key import KeyParts, Sources, graph_parts, node_inputs
 from executor.planning.planner import Decision, Planner, Previous
-from executor.store.index_line import IndexLine
+from executor.store.manifest import IndexLine
 
 
 @frozen

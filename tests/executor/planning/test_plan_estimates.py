@@ -9,9 +9,9 @@ import pytest
 from toy_ops import Toy
 
 from dsl.estimate import Estimate
-from dsl.os_errors import free_bytes
+from dsl.files import free_bytes
 from dsl.read_toml import read_graph
-from dsl.sizes import shown_bytes
+from dsl.shown import shown_bytes
 from executor.planning.preflight import graph_estimates, too_large
 from executor.records.run_record import Record
 from executor.store.artifact_store import Store

@@ -3,7 +3,7 @@
 from imitated_runs import run, toy_pipeline
 
 from dsl.read_toml import read_graph
-from executor.explain.explanation import explain
+from executor.planning.explanation import explain
 from executor.planning.session import make_planner
 from executor.store.artifact_store import Store
 

@@ -10,9 +10,9 @@ from manifests import new_record
 from toy_ops import Toy
 
 from dsl.errors import StoreError
+from dsl.files import LineReader, append_line, read_lines
 from dsl.finding import Finding, Node
 from dsl.graph import Graph
-from dsl.json_files import LineReader, append_line, read_lines
 from dsl.read_toml import read_graph
 from executor.planning.session import new_run, resumed_run
 from executor.records.events import Cut, Event, Metric, final_metrics, read_events, valid_points

@@ -13,7 +13,7 @@ from toy_ops import Toy
 
 from executor.model_tools.measure import RESULT, kept
 from executor.records.run_record import find_record
-from executor.report.answers import Line, lines_of, next_steps
+from executor.report.first_screen import Line, lines_of, next_steps
 from executor.report.run_data import read_runs
 from executor.results.op_hooks import Shown
 from ops.lib.report_sections import Section, verdict

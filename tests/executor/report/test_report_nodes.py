@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 from counting_runs import counting, report, run
 
-from dsl.json_files import compact, read_lines
+from dsl.files import compact, read_lines
 from executor.report.artifacts import needs_width
 from executor.report.page import figures_table, pipeline
 from executor.report.run_data import find_records, read_runs

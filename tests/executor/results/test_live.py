@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from executor.records.events import Event, Metric, Progress
-from executor.results.live import Live
+from executor.results.run_table import Live
 
 
 def shown(*bodies: tuple[float, Metric | Progress]) -> Live:

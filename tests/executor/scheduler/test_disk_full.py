@@ -11,10 +11,9 @@ import pytest
 from full_disk import LAYER, REFUSING, can_mount, make_read_only, mount, resize, unmount
 from toy_ops import Toy
 
-from dsl import json_files
+from dsl import files
 from dsl.errors import DiskFull, StoreError
-from dsl.json_files import append_line, read_json, read_lines, write_json
-from dsl.os_errors import clear_errors, is_full
+from dsl.files import append_line, clear_errors, is_full, read_json, read_lines, write_json
 
 OPS = '''
 from pathlib import Path
@@ -191,7 +190,7 @@ def refused_at_each(folder, *, every):
 def test_a_line_that_found_room_for_half_of_it_is_no_line_and_the_next_one_is_whole(tmp_path, monkeypatch):
     path = tmp_path / "lines.jsonl"
     real = os.write
-    monkeypatch.setattr(json_files.os, "write", lambda descriptor, data: real(descriptor, data[: len(data) // 2]))
+    monkeypatch.setattr(files.os, "write", lambda descriptor, data: real(descriptor, data[: len(data) // 2]))
     with pytest.raises(DiskFull, match=r"disk full at .*lines\.jsonl"):
         append_line(path, {"number": 1})
     monkeypatch.undo()
@@ -206,7 +205,7 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):
     def full(descriptor):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(json_files.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(DiskFull):
         write_json(path, 2, durable=True)
     assert (1, ["value.json"]) == (read_json(path), [found.name for found in tmp_path.iterdir()])

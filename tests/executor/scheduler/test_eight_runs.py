@@ -10,7 +10,7 @@ from contextlib import closing
 import pytest
 from toy_ops import PIPELINE, Toy
 
-from dsl.json_files import read_lines
+from dsl.files import read_lines
 
 RUNS = 8
 

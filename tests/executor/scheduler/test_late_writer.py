@@ -11,7 +11,7 @@ import pytest
 from manifests import made
 from toy_ops import PROJECT, Toy, is_alive, wait_for
 
-from dsl.json_files import read_lines
+from dsl.files import read_lines
 from executor.store import lease as lease_module
 from executor.store.artifact_store import Store
 

@@ -12,8 +12,8 @@ from stage_processes import stage_pids
 from toy_ops import wait_for
 from tracked_toy import child, newest_record, tracked_toy
 
+from dsl.files import compact, read_lines
 from dsl.finding import Finding, Node
-from dsl.json_files import compact, read_lines
 from executor.records.run_record import Record
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

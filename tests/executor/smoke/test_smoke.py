@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from toy_ops import Toy
 
-from dsl.hooks import hook
-from dsl.json_files import compact, read_lines
+from dsl.files import compact, read_lines
+from dsl.op_class import hook
 from dsl.read_toml import read_graph
 from executor.records.run_record import Record
 from executor.smoke.full_run import NodeEstimate, Spread, shown_time, verdicts

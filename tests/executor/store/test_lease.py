@@ -171,7 +171,7 @@ def test_work_of_the_same_key_without_code_is_adopted_unless_somebody_is_on_it(t
     with (held / "lease").open("r+") as lock, Lease(mine, "r5") as lease:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lease.acquire(print)
-        assert lease.adopt("x") == "r2"
+        assert lease.continue_from("x") == "r2"
         assert [path.name for path in lease.work_dir.iterdir()] == ["of r2"]
     remove_leftovers(tmp_path)
     stay = {old, held, other, elsewhere, mine, *strange, tmp_path / ".locks.1", tmp_path / "stray"}

@@ -16,7 +16,7 @@ from dsl.convert import unstructure
 from executor.store.artifact_store import COMMIT, Store
 from executor.store.commit_journal import NOTE
 from executor.store.lease import Lease
-from executor.store.run_measurements import keep_own_files
+from executor.store.manifest import keep_own_files
 from executor.system.hardware import boot_id
 
 NOTED = unstructure(made(HASH, RUN)[0])
@@ -91,7 +91,7 @@ def test_a_work_folder_that_is_a_link_is_not_adopted(tmp_path, canary):
     before = look(canary)
     with Lease(tmp_path / "work" / OTHER, RUN) as lease:
         lease.acquire(print)
-        assert lease.adopt("x") is None
+        assert lease.continue_from("x") is None
     assert before == look(canary)
 
 

@@ -13,7 +13,7 @@ from toy_ops import Toy
 from tracked_toy import artifacts, client_of, ids, send, tracked_toy
 
 from dsl.convert import unstructure
-from executor.store.run_measurements import own_files
+from executor.store.manifest import own_files
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

@@ -81,7 +81,7 @@ def test_a_file_that_was_read_and_is_untouched_is_not_read_again(damaged, monkey
     monkeypatch.setattr(integrity, "is_settled", lambda stamp, now: True)
     assert check(store, [digest]) == {}
     read = []
-    monkeypatch.setattr(integrity._Artifact, "_sha256", lambda self, path: read.append(path.name))
+    monkeypatch.setattr(integrity, "sha256_of", lambda file, advance: read.append(Path(file.name).name))
     assert (check(store, [digest]), read) == ({}, [])
     check(store, [digest], read_all=True)
     assert read == ["text.txt"]

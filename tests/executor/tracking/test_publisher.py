@@ -16,7 +16,7 @@ import pytest
 from toy_ops import ONE_NODE, TRACKED, Toy, is_alive, wait_for
 from tracked_toy import client_of, history, ids, newest_record, tracked_toy
 
-from dsl.json_files import read_lines
+from dsl.files import read_lines
 from executor.records.run_record import Record
 from executor.system.supervisor import Finished
 from executor.tracking import publisher, sync_state

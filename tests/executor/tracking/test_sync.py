@@ -21,7 +21,7 @@ from toy_ops import ONE_NODE, PROJECT, Toy
 from tracked_toy import fresh_database, tracked_toy
 
 from dsl.errors import StoreError, shortened
-from dsl.json_files import append_line, read_json, read_lines
+from dsl.files import append_line, read_json, read_lines
 from executor.commands import sync
 from executor.maintenance.gc import kept_runs
 from executor.records.run_record import Record

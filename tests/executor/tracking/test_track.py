@@ -9,9 +9,9 @@ import pytest
 from report_page import Page
 from tracked_toy import artifacts, child, client_of, history, ids, newest_record, send, tracked_toy
 
-from dsl.json_files import compact, read_lines
+from dsl.files import compact, read_lines
 from executor.records.run_record import Record, RunState
-from executor.system.user_name import user_name
+from executor.system.user_cache import user_name
 from executor.tracking.contents import FILE_LIMIT
 from executor.tracking.mlflow_client import VIEW_TAG
 from executor.tracking.run_description import run_name

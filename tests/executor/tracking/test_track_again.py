@@ -7,7 +7,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from tracked_toy import accepted, client_of, copied, history, ids, newest_record, send, tracked_toy
 
-from dsl.json_files import append_line, read_json, write_json
+from dsl.files import append_line, read_json, write_json
 from executor.records.run_record import Record
 from executor.tracking import sync_state
 from executor.tracking.replay import Replay

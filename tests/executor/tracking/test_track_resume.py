@@ -8,7 +8,7 @@ import pytest
 from toy_ops import ONE_NODE, PIPELINE, wait_for
 from tracked_toy import artifacts, child, client_of, history, ids, newest_record, send, tracked_toy
 
-from dsl.json_files import read_lines
+from dsl.files import read_lines
 from executor.records.run_record import Record
 from executor.tracking.sync_state import lacks
 

@@ -11,7 +11,7 @@ from report_page import Page
 from toy_ops import OPS, UNTRACKED, WITHOUT_USAGE, wait_for
 from tracked_toy import artifacts, client_of, ids, newest_record, send, tracked_toy
 
-from dsl.json_files import read_json
+from dsl.files import read_json
 from executor.commands.ui import links
 from executor.tracking.mlflow_client import Tracker, tracking_uri
 

@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 from ports import free_port
 from toy_ops import PIPELINE, Toy, wait_for
 
-from dsl.json_files import read_json, read_lines
+from dsl.files import read_json, read_lines
 from executor.records.run_record import Record
 from executor.tracking.sync_state import lacks
 

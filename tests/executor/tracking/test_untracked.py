@@ -7,8 +7,8 @@ from toy_ops import ONE_NODE, WITHOUT_USAGE, Toy
 from tracked_toy import fresh_database, newest_record
 
 from dsl.compile import compile_pipeline, override_graph
+from dsl.files import read_json
 from dsl.graph import graph_from_json, graph_to_json
-from dsl.json_files import read_json
 from dsl.pipeline import Pipeline
 from executor.records.run_record import Record
 from executor.tracking.mlflow_client import open_client

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
 from dsl.errors import DataError
+from dsl.files import is_full
 from dsl.op import Ref
-from dsl.os_errors import is_full
 from ops.artifacts import TargetModel
 from ops.capture_targets import run as capture_run
 from ops.capture_targets.backend import HuggingFaceBackend, States

@@ -13,7 +13,7 @@ import torch
 from family_checkpoints import make_checkpoint
 from finetune_cases import MEASURED, RANK_CASES, STEPS, answers_of, poisoned, relabelled, train, write_inputs
 from import_graph import PYTHON_PATH, SUPPORT
-from rank_processes import run_ranks
+from run_ranks import run_ranks
 from safetensors.torch import load_file
 
 from dsl.errors import StopRequested

@@ -18,8 +18,8 @@ from safetensors import safe_open
 
 from dsl.errors import ConfigError, DataError
 from dsl.estimate import Estimate, PlanContext
-from dsl.hooks import hook
 from dsl.op import Ref
+from dsl.op_class import hook
 from dsl.pipeline import Launch
 from ops.artifacts import TargetFeatures
 from ops.capture_targets.op import CaptureTargets

@@ -12,8 +12,8 @@ from attrs import frozen
 import ops.lib.report_sections
 from dsl.convert import unstructure
 from dsl.errors import ConfigError
-from dsl.hooks import hook
 from dsl.op import Artifact, field, op, op_of
+from dsl.op_class import hook
 from dsl.op_table import all_ops
 from executor.results.op_hooks import section_from_json, section_to_json
 from ops.lib.report_sections import Table

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from dsl.estimate import useful_threads
 from dsl.graph import GraphNode
-from dsl.hooks import hook
 from dsl.launch import Launch
 from dsl.op import Ref, op_of
+from dsl.op_class import hook
 from dsl.op_table import all_ops
-from dsl.threads import useful_threads
 from ops.capture_targets.op import CaptureTargets
 from ops.evaluate.op import Evaluate
 from ops.finetune_vlm.op import FinetuneVlm

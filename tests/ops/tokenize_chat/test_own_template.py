@@ -111,9 +111,10 @@ def test_answers_and_tokens_are_rendered_with_it_by_target_and_by_processor_alik
         (b" \n", "own.jinja: is empty; chat_template must name"),
         (b"\xff", "own.jinja: cannot be read as a chat template: "),
         (b"x" * (1 << 20) + b"x", "own.jinja: larger than 1 MiB"),
+        (b"x" * (1 << 20) + "é".encode(), "own.jinja: larger than 1 MiB"),
         (b"{{" + b"(" * 100_000, "own.jinja: not a chat template: nested too deeply"),
     ],
-    ids=["expression", "unclosed", "empty", "not-utf-8", "large", "deep"],
+    ids=["expression", "unclosed", "empty", "not-utf-8", "large", "large-inside-a-character", "deep"],
 )
 def test_a_file_that_is_no_template_is_named_with_its_line(tmp_path, content, message):
     (tmp_path / "own.jinja").write_bytes(content)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from fake_stage import FakeStage, folder_digest
 from import_graph import PYTHON_PATH, SUPPORT
 from online_worker import SCENARIOS, VALUES
-from rank_processes import run_ranks
+from run_ranks import run_ranks
 from safetensors.torch import load_file
 
 from dsl.errors import DataError, StopRequested

@@ -32,7 +32,7 @@ from parity_cases import (
     train_values,
     write_inputs,
 )
-from rank_processes import run_ranks
+from run_ranks import run_ranks
 from safetensors.torch import load_file
 
 from ops.lib.drafts.backbone.step import MicroBatch

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dsl.draft_folders import INIT, use_draft_folders
+from dsl.op_table import INIT, use_draft_folders
 from ops.lib.drafts.algorithms import Algorithm, algorithm_class
 
 FOLDER = Path(__file__).parent / "own_drafts" / "slot_bias"

@@ -6,8 +6,7 @@ from typing import Any
 from dsl.graph import Graph
 from executor.keys.node_key import KeyParts
 from executor.records.run_record import Record
-from executor.store.index_line import IndexLine
-from executor.store.manifest import Manifest
+from executor.store.manifest import IndexLine, Manifest
 
 
 def made(key: str = "k1", run: str = "r1", **values: Any) -> tuple[Manifest, IndexLine]:

@@ -11,7 +11,7 @@ from dsl.read_toml import read_graph
 OPS = '''
 from typing import Literal
 from attrs import frozen, validators
-from dsl.field_rules import ChosenBy, Needs
+from dsl.convert import ChosenBy, Needs
 from dsl.op import Artifact, field, op
 
 

@@ -20,7 +20,7 @@ from imitated_runs import dflow, edit, run, toy_pipeline
 from manifests import made
 from toy_ops import JOIN, OPS, PIPELINE, Toy
 
-from dsl.json_files import append_line, write_json
+from dsl.files import append_line, write_json
 from executor.records.events import Event, Figure, Info, Metric, Progress, Warned
 from executor.records.run_record import Record
 from executor.store.artifact_store import COMMIT, Store

@@ -12,7 +12,7 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from toy_ops import PIPELINE, Toy
 
-from dsl.json_files import read_json
+from dsl.files import read_json
 from executor.store.artifact_store import Store
 from executor.tracking.mlflow_client import open_client, tracking_uri
 from executor.tracking.replay import Replay

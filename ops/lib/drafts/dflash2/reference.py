@@ -40,7 +40,7 @@ def _convolved(kernels: Tensor, y_NKM: Tensor) -> Tensor:
 
 
 def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Tensor, before: list[int]) -> Tensor:
-    """The scores of a block's next token, [V]. before: the anchor, and the tokens chosen so far."""
+    """The logits of a block's next token, [V]. before: the anchor, and the tokens chosen so far."""
     hidden_M = hidden_DM[len(before) - 1]
     logits_V = hidden_M.to(head_VM.dtype) @ head_VM.T
     logits_V = logits_V.to(torch.promote_types(logits_V.dtype, torch.float32))

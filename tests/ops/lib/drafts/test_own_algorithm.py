@@ -20,8 +20,8 @@ from own_algorithm import FOLDER, forget, known_slot_bias
 from proposal_cases import draft_with_noise
 from safetensors.torch import load_file
 
-from dsl.draft_folders import INIT, own_algorithms
 from dsl.errors import ConfigError, PipelineError
+from dsl.op_table import INIT, own_algorithms
 from dsl.read_toml import read_graph
 from executor.keys.node_key import Sources, graph_parts
 from ops.lib.data.files import read_json

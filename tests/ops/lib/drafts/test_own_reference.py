@@ -16,7 +16,7 @@ from draft_cases import random_case
 from proposal_cases import PRECISION, assert_proposes_by_its_reference, draft_with_noise, favour_few_tokens
 from step_cases import assert_equal_steps
 
-from dsl.draft_folders import INIT, use_draft_folders
+from dsl.op_table import INIT, use_draft_folders
 from ops.lib.drafts.algorithms import algorithm_class, own_options
 from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch

@@ -10,7 +10,7 @@ import os
 
 import pytest
 from import_graph import PYTHON_PATH, SUPPORT
-from rank_processes import run_ranks
+from run_ranks import run_ranks
 from target_parallel_bugs import BUGS
 from target_parallel_cases import BATCHES, HYBRID, OPTIONS_AT, layouts_of
 

@@ -17,7 +17,7 @@ from executor.keys.external_inputs import changed_since
 from executor.planning.planner import WORDS, Cache, Decision, Planner, Previous
 from executor.records.run_record import Record, load_begun
 from executor.store.artifact_store import Store
-from executor.store.index_line import IndexLine
+from executor.store.manifest import IndexLine
 from executor.system.output import moment, shown_digest
 from executor.tracking.sync_state import sent_of
 

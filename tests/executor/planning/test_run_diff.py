@@ -12,8 +12,8 @@ from report_page import Page
 from toy_ops import Toy
 
 from executor.cli import main
-from executor.explain.run_diff import MetricPair, NodeDiff, RunsDiff, compare_runs, runs_text
 from executor.keys.differences import Difference
+from executor.planning.run_diff import MetricPair, NodeDiff, RunsDiff, compare_runs, runs_text
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED

@@ -9,18 +9,17 @@ from itertools import islice
 from attrs import frozen
 
 from dsl.errors import ConfigError, StoreError
-from executor.explain.explanation import accepted_text, maker_of
 from executor.keys.differences import CODE, Difference, code_differences, difference_text, differences
 from executor.keys.node_key import Inputs, Sources, node_inputs, node_parts
+from executor.planning.explanation import accepted_text, maker_of
 from executor.planning.planner import Planner
 from executor.records.events import Accepted, Event
 from executor.records.run_record import Record, load_begun, newest_records, plan_of
 from executor.store.artifact_store import Store
-from executor.store.index_line import IndexLine
 from executor.store.integrity import check
-from executor.store.manifest import Manifest
+from executor.store.manifest import IndexLine, Manifest
 from executor.system.output import shown_digest
-from executor.system.user_name import user_name
+from executor.system.user_cache import user_name
 
 RECORDS_SEARCHED = 200
 

@@ -1,1 +1,0 @@
-"""Why a node runs, and what differs between runs."""
