@@ -19,8 +19,10 @@ NEAR_WORD = 0.7  # of single words: "sede" for "seed"
 
 
 def key_hint(name: str, owner: str, keys: Sequence[str], nodes: Mapping[str, str]) -> KeyHint:
-    """A hint for an unknown key: the key that was probably meant, or else a list of keys. owner: the op, or the table
-    ("op.table" too), in which it was given. keys: the owner's, "table.key" too. nodes: node id -> op, of all nodes.
+    """A hint for an unknown key: the key that was probably meant, or else a list of the valid keys.
+
+    owner: the op or the table ("op.table" for a table of an op) in which the key was given. keys: the owner's keys;
+    those of its tables as "table.key". nodes: id -> op, of all nodes of the pipeline.
     """
     if len(name) <= MOST_SHOWN:
         same = next((key for key in keys if _letters(key) == _letters(name)), None)
@@ -35,7 +37,7 @@ def key_hint(name: str, owner: str, keys: Sequence[str], nodes: Mapping[str, str
 
 
 def alias_hint(name: str, owner: str, nodes: Mapping[str, str]) -> KeyHint | None:
-    """What to say of a name of another project; None for any other. The arguments are those of `key_hint`."""
+    """A hint for a setting's name that another project uses; None for other names. Arguments: those of `key_hint`."""
     table: Mapping[str, Mapping[str, str] | str] = named_function("ops.aliases:ALIASES")
     places = next((answer for known, answer in table.items() if _letters(known) == _letters(name)), None)
     if places is None:
@@ -55,7 +57,7 @@ def alias_hint(name: str, owner: str, nodes: Mapping[str, str]) -> KeyHint | Non
 
 
 def nearest_key(name: str, keys: Sequence[str]) -> str | None:
-    """The key of which a name is probably a misspelling, or the first words; None where it may have another meaning."""
+    """The key that `name` probably misspells or begins; None where the name may mean something else."""
     from difflib import get_close_matches
 
     name = name.lower().replace("-", "_")
@@ -78,5 +80,5 @@ def _named(of: str, key: str, owner: str, nodes: Mapping[str, str]) -> str:
 
 
 def _letters(name: str) -> str:
-    """save_steps, save-steps and saveSteps are one name."""
+    """The name in lower case without "_" and "-", so that save_steps, save-steps and saveSteps are equal."""
     return re.sub(r"[_-]", "", name).lower()

@@ -15,5 +15,8 @@ DIGEST_START = b"dflow artifact 1\n"
 
 
 def digest_line(name: str, size: int, sha256: str) -> bytes:
-    """The line of a file. name: relative, with "/". size: bytes. sha256: of its content, in hex."""
+    """The line of a file in the text that an artifact's digest is computed from.
+
+    name: relative, with "/". size: bytes. sha256: of its content, in hex.
+    """
     return json.dumps([name, size, sha256]).encode() + b"\n"

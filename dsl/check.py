@@ -35,10 +35,11 @@ TORCHRUN_HOSTS = ("nnodes", "rendezvous")  # torchrun's own names for what `host
 
 @define
 class NodeCheck:
-    """A node, or a table beside the nodes, without an op.
+    """The state of checking one node, or one table beside the nodes, which has no op.
 
-    values: what was given and is right, of its fields' types, paths as they were written. wrong: the names of fields
-    whose values are not. made: the config, or the object of a table. launch, made_launch: the same of a node's launch.
+    values: the valid values, converted to their fields' types; paths as written. wrong: the names of fields with
+    invalid values. made: the finished config, or the object of a table. launch, made_launch: the values and the object
+    of the node's launch table.
     """
 
     tree: Tree
@@ -76,7 +77,7 @@ class NodeCheck:
         return self.tree.is_argument(self.path(field))
 
     def mistake(self, field: str, message: str, hint: str = "") -> Finding:
-        """A mistake at a field; "" for the node itself."""
+        """A mistake at a field of this node or table; field "" stands for the node itself."""
         return self.tree.mistake(self.path(field), message, hint)
 
     def report(self, field: str, message: str, hint: str = "") -> None:
@@ -84,8 +85,8 @@ class NodeCheck:
 
 
 def check_node(tree: Tree, node_id: str, seed: int) -> NodeCheck:
-    """Check the op, the config and the launch table of one node. seed: the pipeline's, for a node that gives none of
-    its own.
+    """Check the op, the config and the launch table of one node. seed: the pipeline's, used where the node
+    sets none.
     """
     node = NodeCheck(tree, node_id, tree.op(node_id))
     table = tree.nodes[node_id]
@@ -102,7 +103,7 @@ def check_node(tree: Tree, node_id: str, seed: int) -> NodeCheck:
 
 
 def check_table(tree: Tree, name: str) -> NodeCheck:
-    """A table beside the nodes."""
+    """Check a table beside the nodes, such as [pipeline], against its class."""
     table = NodeCheck(tree, name)
     if name in tree.values:  # a missing table is reported by itself
         found = checked(CLASSES[name], tree.table(name), owner=name)
@@ -156,9 +157,9 @@ def _report(node: NodeCheck, found: Checked, table: str = "") -> None:
 
 
 def unknown_key(tree: Tree, owner: str, name: str, fields_only: bool = False) -> KeyHint:
-    """What to say of a key ("table.key" and "launch.key" too) that a node or table does not have.
+    """A hint for a key, also "table.key" or "launch.key", that a node or table does not have.
 
-    fields_only: an edge cannot be meant.
+    fields_only: whether edges are no candidates.
     """
     from dsl import aliases  # only for mistakes
 
@@ -188,7 +189,7 @@ def _report_op(node: NodeCheck, table: Mapping[str, Any]) -> None:
 
 
 def _report_several_hosts(node: NodeCheck, launch: dict[str, Any]) -> None:
-    """The fields by which torchrun names several machines, as one mistake; they are taken out."""
+    """Report torchrun's fields for several machines as one mistake, and remove them from `launch`."""
     given = {name: launch.pop(name) for name in TORCHRUN_HOSTS if name in launch}
     if given:
         hosts = given.get("nnodes")
@@ -198,7 +199,7 @@ def _report_several_hosts(node: NodeCheck, launch: dict[str, Any]) -> None:
 
 
 def _unset_hint(node: NodeCheck, name: str, others: Sequence[str]) -> str:
-    """How to unset what the file sets where an argument excludes it; empty where only one of them sets both sides."""
+    """A hint at how to unset a value of the file that an argument excludes; "" where file or arguments set both."""
     if node.is_argument(name):
         of_file = [other for other in others if not node.is_argument(other)]
     else:
@@ -219,9 +220,9 @@ Absent = dict[str, list[Finding]]  # mistakes about missing files and folders, b
 
 
 def wiring_mistakes(nodes: Mapping[str, NodeCheck], machine: Machine, absent: Absent | None = None) -> list[Finding]:
-    """All mistakes between the nodes, also where some nodes are known in part.
+    """All mistakes between the nodes, even where some nodes are only partly valid.
 
-    absent: if given, collects missing files and folders, which are then not among the mistakes.
+    absent: if given, missing files and folders are collected in it, and are no mistakes.
     """
     mistakes: list[Finding] = []
     for node in nodes.values():
@@ -242,12 +243,15 @@ def wiring_mistakes(nodes: Mapping[str, NodeCheck], machine: Machine, absent: Ab
 
 
 def all_of(absent: Absent | None) -> list[Finding]:
-    """The mistakes of all nodes."""
+    """The mistakes of all nodes in one list."""
     return [mistake for mistakes in (absent or {}).values() for mistake in mistakes]
 
 
 def inputs_of(op: OpSpec, values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Edge -> ids of the nodes it reads, in the order of the op's declaration; an edge that is not given has none."""
+    """A mapping from each edge (input field) of the op to the ids of the nodes that it reads, in declaration order.
+
+    An edge that is not given has an empty tuple.
+    """
     inputs = {}
     for edge in op.edges:
         value = values.get(edge)
@@ -257,7 +261,7 @@ def inputs_of(op: OpSpec, values: Mapping[str, Any]) -> dict[str, tuple[str, ...
 
 
 def absolute_path(path: str | Path, root: Path) -> Path:
-    """The path, relative to root, without `..` and with symbolic links as they are."""
+    """The absolute form of a path that is relative to root, without `..`; symbolic links are not resolved."""
     return Path(os.path.normpath(root.absolute() / path))
 
 
@@ -269,9 +273,9 @@ def external_path(value: object, root: Path) -> Path | None:
 
 
 def external_value(value: Any, field: ConfigField, root: Path) -> Any:
-    """An external value as compiled: an absolute path, or as it is for a builtin value, a model id or None.
+    """The value of an external field as the compiled graph holds it: an absolute path as text.
 
-    Of a list each member.
+    None, a model id and a builtin value stay as they are. A list is converted member by member.
     """
     if isinstance(value, (tuple, list)):
         return tuple(external_value(member, field, root) for member in value)
@@ -282,7 +286,9 @@ def external_value(value: Any, field: ConfigField, root: Path) -> Any:
 
 
 def _may_be_model_id(value: str, field: ConfigField, path: Path) -> bool:
-    """Whether "owner/name" names a model: not where there is a folder `owner`, in which `name` is then looked for."""
+    """Whether a text "owner/name" names a model: it does unless a folder `owner` exists, where `name` is then looked
+    for.
+    """
     return field.model_id and MODEL_ID.fullmatch(value) is not None and not is_there(path.parent, Path.is_dir)
 
 
@@ -303,7 +309,7 @@ def _edge_mistakes(node: NodeCheck, op: OpSpec, nodes: Mapping[str, NodeCheck]) 
 
 
 def _who_gives(wanted: type, nodes: Mapping[str, NodeCheck], known: Sequence[str]) -> str:
-    """A hint that names the nodes which produce the wanted artifact. known: the ids as they may be written there."""
+    """A hint that names the nodes which produce the wanted artifact. known: the node ids that may be written there."""
     having = [node for node in nodes.values() if node.op is not None and issubclass(node.op.output, wanted)]
     named = {node.id if node.id in known else node.tree.template(node.id) for node in having}
     givers = [f'"@{name}"' for name in known if name in named]
@@ -331,7 +337,7 @@ def _empty_paths(node: NodeCheck, op: OpSpec) -> Iterator[Finding]:
 
 
 def _external_values(node: NodeCheck, op: OpSpec) -> Iterator[tuple[ConfigField, object]]:
-    """Each member of a list."""
+    """Pairs of an external field and its value; a field that holds a list yields one pair for each member."""
     for field in op.fields.values():
         if field.external:
             given = node.values.get(field.name)
@@ -339,7 +345,10 @@ def _external_values(node: NodeCheck, op: OpSpec) -> Iterator[tuple[ConfigField,
 
 
 def _pin_mistakes(node: NodeCheck, op: OpSpec) -> Iterator[Finding]:
-    """A model id enters the key by its name, so what it names must not change: its commit has to be given."""
+    """A mistake for each model id whose commit is not given.
+
+    The id alone enters the node's key, so what it names must not change.
+    """
     for field in op.fields.values():
         if not field.pinned_by:
             continue
@@ -381,7 +390,7 @@ def _launch_mistakes(node: NodeCheck, op: OpSpec) -> Iterator[Finding]:
 
 
 def _mistakes_with_nodes_above(node: NodeCheck, op: OpSpec, nodes: Mapping[str, NodeCheck]) -> Iterator[Finding]:
-    """What the op's own check finds wrong between its values and those of nodes above."""
+    """Mistakes that the op's own check finds between this node's values and those of nodes above it."""
 
     def above(*edges: str) -> Mapping[str, Any]:
         reached: NodeCheck | None = node
@@ -395,19 +404,19 @@ def _mistakes_with_nodes_above(node: NodeCheck, op: OpSpec, nodes: Mapping[str, 
 
 
 def _read_by(node: NodeCheck, edge: str, nodes: Mapping[str, NodeCheck]) -> NodeCheck | None:
-    """The node that an edge of one names."""
+    """The one node that an edge of `node` reads; None where the edge reads none or several."""
     read = () if node.op is None else inputs_of(node.op, node.values).get(edge, ())
     return nodes.get(read[0]) if len(read) == 1 else None
 
 
 def _known_values(node: NodeCheck) -> dict[str, Any]:
-    """What was given and has no mistake, and the defaults of the others."""
+    """The values of a node that are given and valid, with defaults for the other fields."""
     defaults = {name: field.default for name, field in node.fields.items() if not field.required}
     return {name: value for name, value in {**defaults, **node.values}.items() if name not in node.wrong}
 
 
 def _machine_mistakes(node: NodeCheck, machine: Machine) -> Iterator[Finding]:
-    """A node that asks for more than the run may use would never start."""
+    """A mistake for each resource of which the node asks for more than the run may use: it would never start."""
     for name in ("cpus", "gpus", "memory"):
         asked, there = node.launch.get(name), getattr(machine, name)
         if asked is None or there is None or node.launch.get("kind") == "ray":  # a cluster has its own limits
@@ -452,7 +461,7 @@ def _ends(cycle: list[str]) -> list[str]:
 
 
 def _with_place(node: NodeCheck, edge: str) -> str:
-    """The node, and where it names the one before it."""
+    """The node's name, with the file and line where its edge is written, if that is known."""
     position, name = node.tree.position(node.path(edge)), node.tree.template(node.id)
     if position is None:
         return name

@@ -49,11 +49,11 @@ _FIELDS: dict[type, list[str]] = {
 
 @frozen
 class ModuleSource:
-    """What keys need of one source file.
+    """The facts of one source file from which cache keys are made.
 
-    digest: of its syntax tree. sha256: of its bytes. imports: what it imports as dotted names, relative ones with their
-    dots: `from ..a import b` is "..a.b". data: the files that it reads. names: what it binds at the top; "*" where it
-    binds more.
+    digest: hash of its syntax tree. sha256: hash of its bytes. imports: the dotted names that it imports; relative ones
+    keep their dots: `from ..a import b` is "..a.b". data: the data files that it reads. names: the names bound at its
+    top level; "*" where more may be bound.
     """
 
     digest: str
@@ -65,8 +65,9 @@ class ModuleSource:
 
 @frozen
 class Closure:
-    """The code that a run function can import. digests: by file, as a path from the folder in which it was found. read:
-    the SHA-256 of each file.
+    """The code that a run function can import.
+
+    digests: the digest of each file, by its path relative to its search folder. read: the SHA-256 of each file.
     """
 
     digests: dict[str, str]
@@ -74,7 +75,7 @@ class Closure:
 
 
 def read_source(path: Path) -> ModuleSource:
-    """Parse a file; the same content is parsed once. Raises ConfigError for a file that is not Python."""
+    """Parse a source file; equal content is parsed only once. Raises ConfigError for a file that is not Python."""
     return parse_source(path, path.read_bytes())
 
 
@@ -109,10 +110,10 @@ def parse_source(path: Path, source: bytes) -> ModuleSource:
 
 
 class Project:
-    """The source files under the roots, as Python looks for modules: the first root first.
+    """The source files under some root folders, searched in Python's order: the first root wins.
 
-    A root that is the standard library's or holds installed packages hides what has the same name behind it, and is not
-    followed. Every file and folder is looked at once in the life of an object.
+    A root of the standard library or of installed packages is not followed, but it hides modules of the same name in
+    later roots. An object reads every file and folder only once.
     """
 
     def __init__(self, roots: Sequence[Path], read: Callable[[Path], ModuleSource] = read_source) -> None:
@@ -187,8 +188,10 @@ class Project:
 
 @frozen
 class _Module:
-    """A module of the project. name: its file's path from its root. file: None of a package without `__init__` and of
-    what is not the project's. folders: those of a package, where its modules are.
+    """A module found under a root. name: its file's path from the root.
+
+    file: None for a package without `__init__`, and for modules that are not the project's. folders: those in which a
+    package's modules are.
     """
 
     name: str
@@ -196,7 +199,7 @@ class _Module:
     folders: tuple[Path, ...] = ()
 
     def absolute(self, imported: str) -> str:
-        """The full name of what the module imports."""
+        """The absolute name of an imported module; relative names start from this module."""
         relative = imported.lstrip(".")
         level = len(imported) - len(relative)
         if not level:
@@ -206,7 +209,7 @@ class _Module:
 
 
 def _names_in(folder: Path) -> frozenset[str]:
-    """The names in a folder; none of what is no folder."""
+    """The names in a folder; empty if it is no folder."""
     try:
         with os.scandir(folder) as entries:
             return frozenset(entry.name for entry in entries)
@@ -215,13 +218,13 @@ def _names_in(folder: Path) -> frozenset[str]:
 
 
 def _is_foreign(name: str, folder: Path) -> bool:
-    """Whether what a root has of that name is the standard library's or an installed package."""
+    """Whether a root's module of this name belongs to the standard library or an installed package."""
     is_installed = not INSTALLED.isdisjoint(folder.parts)
     return is_standard(str(folder)) or (is_installed and name not in OWN_PACKAGES)
 
 
 def _leave_out_declarations(tree: ast.Module) -> None:
-    """Remove from classes that `@op(...)` declares that decorator, the fields, and what OUTSIDE_KEY names."""
+    """Remove the declarations from classes with `@op(...)`: the decorator, the fields, and the names in OUTSIDE_KEY."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and any(map(_is_op, node.decorator_list)):
             node.decorator_list = [each for each in node.decorator_list if not _is_op(each)]
@@ -249,14 +252,14 @@ def _imported(statement: ast.ImportFrom, name: str) -> str:
 
 
 def _last_name(function: ast.expr) -> str:
-    """`field` of `field` and of `dsl.op.field`; empty for what has no name."""
+    """The last part of a dotted name: `field` for `field` and for `dsl.op.field`; "" for other expressions."""
     if isinstance(function, ast.Attribute):
         return function.attr
     return function.id if isinstance(function, ast.Name) else ""
 
 
 def _top_names(tree: ast.Module) -> Iterator[str]:
-    """The names that a module binds outside functions and classes; "*" where it can have others."""
+    """The names that a module binds outside functions and classes; "*" among them where it may bind others."""
     pending: list[ast.AST] = list(tree.body)
     while pending:
         node = pending.pop()
@@ -271,10 +274,10 @@ def _top_names(tree: ast.Module) -> Iterator[str]:
 
 
 def encode_tree(tree: ast.AST) -> bytes:
-    """The canonical bytes of a syntax tree; equal exactly for code that says the same, word for word.
+    """The canonical bytes of a syntax tree; two trees give equal bytes only if their code is the same.
 
-    A node is its class and the names of its fields that are there, followed by their values in the same order. A field
-    that is empty or None is left out, so that one which a later Python adds changes nothing. No recursion.
+    A node is encoded as its class, the names of its non-empty fields, and their values in the same order. Empty fields
+    and None are left out, so that a field which a later Python adds changes nothing. No recursion.
     """
     parts: list[bytes] = []
     pending: list[Any] = [tree]
@@ -297,7 +300,7 @@ def encode_tree(tree: ast.AST) -> bytes:
 
 
 def _written_fields(node: ast.AST) -> tuple[tuple[str, ...], list[Any]]:
-    """The names of the fields that count, and their values; not those that are empty."""
+    """The names and values of a syntax node's fields that enter its encoding; empty fields are left out."""
     names, values = [], []
     for name in _FIELDS[type(node)]:
         value = getattr(node, name, None)
@@ -313,7 +316,7 @@ def _written_fields(node: ast.AST) -> tuple[tuple[str, ...], list[Any]]:
 
 
 def _written(node: ast.AST, name: str, members: list[Any]) -> list[Any]:
-    """What counts of a list in the tree: no docstrings of modules, classes, functions and fields, no help of fields."""
+    """The members of a list in the syntax tree that enter its digest: no docstrings, and no `help` of fields."""
     if name == "body" and isinstance(node, _DOCUMENTED):
         return [member for member in members if not _is_text(member)]
     if name == "keywords" and isinstance(node, ast.Call) and _last_name(node.func) == "field":

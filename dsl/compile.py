@@ -29,14 +29,15 @@ TABLES = (*TABLE_NAMES, "node", "for_each", "sweep")
 def compile_pipeline(
     pipeline: Pipeline, overrides: Sequence[str] = (), sweeps: Sequence[str] = (), absent: Absent | None = None
 ) -> Graph:
-    """The graph of a pipeline that Python made. Arguments and errors are those of `compiled`."""
+    """The compiled graph of a pipeline made in Python. Takes and raises the same as `compiled`."""
     return compiled(tree_of(pipeline), overrides, sweeps, absent)
 
 
 def override_graph(graph: Graph, overrides: Sequence[str], absent: Absent | None = None) -> Graph:
-    """A compiled graph, such as a recorded one, with other values, checked again as a whole.
+    """A compiled graph, such as a recorded one, with some values replaced and everything checked again.
 
-    Relative paths start at the graph's root. Errors are those of `compiled`.
+    overrides: texts `node.field=value`; relative paths in them start at the graph's root. absent: as in `compiled`,
+    whose errors are raised.
     """
     if not overrides:
         return graph
@@ -51,10 +52,10 @@ def override_graph(graph: Graph, overrides: Sequence[str], absent: Absent | None
 def compiled(
     tree: Tree, overrides: Sequence[str] = (), sweeps: Sequence[str] = (), absent: Absent | None = None
 ) -> Graph:
-    """The graph of a tree, which is rewritten. Raises PipelineError with all mistakes, in the order of the file,
-    those of arguments last.
+    """The compiled graph of a parsed pipeline; the tree is changed in place.
 
-    absent: if given, collects missing files and folders, which by themselves are then no mistakes.
+    Raises PipelineError with all mistakes: first those of the file in its order, then those of arguments. absent: if
+    given, missing files and folders are collected in it and are not mistakes by themselves.
     """
     given, wrong = parsed_overrides(overrides)
     tree.mistakes += wrong
@@ -94,8 +95,9 @@ def compiled(
 
 
 def tree_of(made: Pipeline | Graph) -> Tree:
-    """A pipeline of Python, or a recorded one, as a file would have it, in which no text but those of arguments is a
-    reference.
+    """The tree that a pipeline file would give for a pipeline made in Python, or for a recorded graph.
+
+    `${...}` is a reference only in command line arguments then, not in the values.
     """
     mlflow = {name: getattr(made, name) for name in ("tracking", "tracking_uri", "tags", "notes", "upload")}
     if made.experiment != made.name:
@@ -113,8 +115,9 @@ def tree_of(made: Pipeline | Graph) -> Tree:
 
 
 def _table(node: Node | GraphNode) -> dict[str, Any]:
-    """The node as a table. A chosen table in it that is as if it were left out is left out, so that another may be
-    chosen.
+    """A node as the table that a pipeline file would hold.
+
+    A table that another field chooses is left out where it has only defaults, so that an override may choose another.
     """
     values = attrs.asdict(node.config, recurse=False)
     for name, field in node.op.fields.items():
@@ -135,7 +138,7 @@ def _graph_node(node: NodeCheck, tree: Tree) -> GraphNode:
 
 
 def _check_upload(mlflow: NodeCheck, nodes: Sequence[str]) -> None:
-    """Report what `upload` names that is no node. nodes: ids, those of templates included."""
+    """Report the names in `upload` that are no nodes. nodes: ids, including nodes that were expanded into copies."""
     known = shortened(f"nodes: {', '.join(nodes) or 'none'}", 300)
     for name in mlflow.values.get("upload", ()):
         if name not in nodes:
@@ -143,7 +146,7 @@ def _check_upload(mlflow: NodeCheck, nodes: Sequence[str]) -> None:
 
 
 def _check_names(tree: Tree) -> None:
-    """Report tables of the top level that a file should not have, or lacks, and ids that nodes cannot have."""
+    """Report unknown and missing top-level tables, and invalid node ids."""
     for node_id in tree.nodes:
         if wrong := wrong_id(node_id):
             tree.report(("node", node_id), wrong)
@@ -171,9 +174,7 @@ def _check_names(tree: Tree) -> None:
 
 
 def _in_order(mistakes: Sequence[Finding], tree: Tree) -> list[Finding]:
-    """The mistakes in the order of the files, those of the command line last. Each comes once, since copies of a node
-    share theirs.
-    """
+    """The mistakes without repetition, as copies of a node share theirs: in the order of the files, arguments last."""
     files = {str(source.path): place for place, source in enumerate(tree.files)}
 
     def place(mistake: Finding) -> tuple[bool, int, int, int]:

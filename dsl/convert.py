@@ -33,7 +33,7 @@ OPTIONAL: Any = type(validators.optional(validators.ge(0)))
 
 
 class Clash(ValueError):
-    """A value that excludes the values of `others`, which are given as well."""
+    """A value that excludes values given for other fields. others: their names."""
 
     def __init__(self, message: str, others: Sequence[str]) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class Clash(ValueError):
 
 
 class Needs:
-    """A rule: with this value, the fields of `given` are not None, and those of `left_out` are None."""
+    """A validator: with this value, the fields in `given` must be set, and those in `left_out` must be None."""
 
     def __init__(self, value: Any, message: str, given: Sequence[str] = (), left_out: Sequence[str] = ()) -> None:
         self.value = value
@@ -59,7 +59,7 @@ class Needs:
 
 
 class Only:
-    """A rule: another value than the default only where the field `other` has this value."""
+    """A validator: only if the field `other` has this value may the validated field differ from its default."""
 
     def __init__(self, other: str, value: Any, message: str) -> None:
         self.other = other
@@ -72,12 +72,13 @@ class Only:
 
 
 class ChosenBy(Only):
-    """A rule of a table: it belongs to this value of `other`. Where it is left out then, it has its defaults."""
+    """A validator of a table that belongs to one value of the field `other`; if left out then, it has its defaults."""
 
 
 class Given:
-    """A rule for another value than the default. The fields of `given` are neither None nor empty then, and those of
-    `left_out` have the value that stands there.
+    """A validator of a field: another value than the field's default puts requirements on other fields.
+
+    The fields in `given` must then be neither None nor empty. Those in `left_out` must have the values stated there.
     """
 
     def __init__(self, message: str, given: Sequence[str] = (), left_out: Mapping[str, Any] | None = None) -> None:
@@ -96,7 +97,7 @@ class Given:
 
 
 def validators_of(validator: Any) -> Iterator[Any]:
-    """Each one, also of those that stand in a list or are for values that are given."""
+    """Every single validator inside a validator, including those in lists, in `and_` and in `optional`."""
     if isinstance(validator, (list, tuple)):
         for each in validator:
             yield from validators_of(each)
@@ -118,7 +119,7 @@ REFUSALS = (ConfigError, StructureError, ArithmeticError, TypeError, ValueError)
 
 @frozen
 class KeyHint:
-    """What to say of an unknown key; key: the key of the same table that it stands for, empty for none."""
+    """A hint for an unknown key. key: the key of the same table that was meant, "" for none."""
 
     text: str
     key: str = ""
@@ -128,10 +129,11 @@ converter = Converter(unstruct_collection_overrides={tuple: list})
 
 
 def structure(expected: type[T], value: object) -> T:
-    """The value as one of a type: bool, int, float, str, None, Path, Any, Literal[...], X | Y, tuple[X, ...],
-    dict[str, X], or an attrs class of such, also as an object.
+    """Convert plain values to a type, and check them.
 
-    Raises StructureError with all mistakes in it, each with its path in the value.
+    The type: bool, int, float, str, None, Path, Any, Literal[...], X | Y, tuple[X, ...], dict[str, X], or an attrs
+    class of these; an object of the class is taken too. Raises StructureError with all mistakes, each with its path in
+    the value.
     """
     return converter.structure(value, expected)
 
@@ -142,7 +144,7 @@ def unstructure(value: object) -> Any:
 
 
 def type_mistake(expected: Any, value: object) -> str | None:
-    """Why the value is not of that type; None if it is."""
+    """A text on why a value is not of a type; None if it is."""
     try:
         structure(expected, value)
     except StructureError as error:
@@ -151,7 +153,7 @@ def type_mistake(expected: Any, value: object) -> str | None:
 
 
 def type_name(expected: Any) -> str:
-    """The type as a user of TOML would say it: `int`, `float`, `str`, `list of int`, `int or none`."""
+    """The type's name as a user of TOML knows it, such as `int`, `list of int` or `int or none`."""
     arguments = typing.get_args(expected)
     if _is_union(expected):
         return " or ".join(type_name(member) for member in arguments)
@@ -169,10 +171,10 @@ def type_name(expected: Any) -> str:
 
 
 def typed_value(text: str, expected: Any) -> Any:
-    """A text of the command line or of an environment variable as TOML, or as it is where it is none: a bare word.
+    """Parse a text of the command line or of an environment variable as a TOML value; a bare word stays a string.
 
-    `none` is None where the type has that. Raises ValueError for a text that begins as a quoted TOML string, a list or
-    a table and is none.
+    `none` gives None where the type allows it. Raises ValueError for a text that opens a quoted string, a list or a
+    table but is not valid TOML.
     """
     if text == "none" and type_mistake(expected, None) is None:
         return None
@@ -191,7 +193,7 @@ def typed_value(text: str, expected: Any) -> Any:
 
 
 def accept_old_words(expected: Any, words: Mapping[str, str]) -> None:
-    """Let a Literal also be given by older words for its values. words: old -> new."""
+    """Let a Literal type also accept older spellings of its values. words: old -> new."""
 
     def converted(value: Any, _: Any) -> Any:
         return _choice(words.get(value, value) if isinstance(value, str) else value, expected)
@@ -200,7 +202,7 @@ def accept_old_words(expected: Any, words: Mapping[str, str]) -> None:
 
 
 def member_type(expected: Any, container: type) -> Any:
-    """What the members of a list (tuple) or table (dict) of this type are; str where it is neither."""
+    """The type of the members of a list (tuple) or table (dict) type; str for any other type."""
     for choice in _choices(expected):
         if typing.get_origin(choice) is container:
             return typing.get_args(choice)[0 if container is tuple else 1]
@@ -208,13 +210,13 @@ def member_type(expected: Any, container: type) -> Any:
 
 
 def table_class(expected: Any) -> Any:
-    """The attrs class of a type that is one, or one or None; None for any other type."""
+    """The attrs class of a type X or X | None; None for any other type."""
     classes = [choice for choice in _choices(expected) if choice is not type(None)]
     return classes[0] if len(classes) == 1 and attrs.has(classes[0]) else None
 
 
 def flat(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The table without tables in it: their values as "table.key". An empty one stays."""
+    """The table without nested tables; their values appear as "table.key". An empty nested table stays."""
     found: dict[str, Any] = {}
     for name, value in table.items():
         inner = flat(value) if isinstance(value, dict) else {}
@@ -223,7 +225,7 @@ def flat(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def readable(error: Exception) -> str:
-    """What a validator says: `'lr' must be > 0: -1`, as attrs words it, -> `must be > 0, got -1`."""
+    """A validator's message in plain words: `'lr' must be > 0: -1` becomes `must be > 0, got -1`."""
     message = str(error.args[0]) if error.args else str(error)
     found = re.fullmatch(r"'\w+' must be (\S+) (\S+): (.*)", message, re.DOTALL)
     if found is not None:
@@ -235,7 +237,9 @@ def readable(error: Exception) -> str:
 
 @frozen
 class Member:
-    """A field of a class, as a table has it. table: its class, where its values are tables themselves."""
+    """A field of an attrs class that a TOML table describes. table: the class of a nested table, if the field holds
+    one.
+    """
 
     name: str
     type: Any
@@ -243,21 +247,21 @@ class Member:
 
     @property
     def wanted(self) -> str:
-        """What a table without it lacks."""
+        """The name of the field's type, for the message about a table that lacks the field."""
         return type_name(self.type)
 
     def structure(self, value: object) -> Any:
-        """The value as one of the field's type. Raises StructureError."""
+        """The value converted to the field's type. Raises StructureError."""
         return structure(self.type, value)
 
 
 @define
 class Checked:
-    """What a table is as one of a class: the object, or all mistakes in it.
+    """The result of checking a table against a class: the object, or all mistakes.
 
-    values: what is right, of its field's type. wrong: names of what was given and is not. mistakes: their paths are
-    those of keys in the table; that of what only the whole is wrong with is empty. clashes: by the path of a refused
-    value those of the given values that it excludes.
+    values: the valid values, converted to their fields' types. wrong: the names of keys with invalid values. mistakes:
+    each with the path of its key in the table, "" where only the table as a whole is wrong. clashes: path of a refused
+    value -> the names of the given values that exclude it.
     """
 
     made: Any = None
@@ -270,12 +274,12 @@ class Checked:
 def checked(
     cls: type, given: Mapping[str, Any], members: Mapping[str, Any] | None = None, owner: str = "", into: Any = None
 ) -> Checked:
-    """Check the table that is given for a class, and make the object, which validates it once.
+    """Check a table of plain values against a class, and make the object.
 
-    Only where something is wrong does each validator run by itself, with as many of the other values as are right.
-    NOTHING is a value with a mistake that is reported already. members: how the fields are checked, where that is not
-    by their annotations. owner: the op or table that knows the names of other projects (dsl/aliases.py). into: an
-    object of the class that is not initialised yet.
+    Making the object validates it once; only if that fails do validators run one by one, to find all mistakes. A value
+    NOTHING has a mistake that is reported already. members: how to check each field, where the class's annotations do
+    not say. owner: the op or table, to find names of other projects (dsl/aliases.py). into: an uninitialised object of
+    the class to fill.
     """
     members = members_of(cls) if members is None else members
     found = Checked()
@@ -308,14 +312,14 @@ def checked(
 
 @cache
 def members_of(cls: type) -> Mapping[str, Member]:
-    """The fields of a class, which are checked by their annotations."""
+    """The fields of a class by name, with the types of their annotations."""
     hints = typing.get_type_hints(cls)
     types = {each.name: hints[each.name] for each in attrs.fields(cls) if each.init}
     return {name: Member(name, expected, table_class(expected)) for name, expected in types.items()}
 
 
 def _check_member(found: Checked, members: Mapping[str, Any], name: str, value: Any, owner: str) -> str:
-    """Put a value, or what is wrong with it, into what was found. Returns the key that an unknown one stands for."""
+    """Check one value, and add it or its mistake to `found`. Returns the key that an unknown one stands for."""
     member = members.get(name)
     if member is None:
         keys = [key for each in members.values() for key in (each.name, *_keys_inside(each))]
@@ -354,8 +358,10 @@ def _keys_inside(member: Any) -> list[str]:
 
 
 def _refused(cls: type, given: Mapping[str, Any], found: Checked) -> dict[str, Exception]:
-    """What each validator has against its value. It sees the other fields as far as they are known: what was given and
-    is wrong has no default either. Of a wrong table it is only asked whether it is the chosen one.
+    """The exception of each field whose validator refuses its value.
+
+    A validator sees the other fields as far as they are valid; a field with an invalid value has no default either. For
+    an invalid table only the rule that chooses it is checked.
     """
     attributes = [each for each in attrs.fields(cls) if each.init]
     stand_in: Any = object.__new__(cls)
@@ -437,7 +443,7 @@ def _choice(value: Any, expected: Any) -> Any:
 
 
 def _one_of(value: Any, expected: Any) -> Any:
-    """Convert to the first type that leaves the value as it is, else to the first one that takes it."""
+    """Convert a value to the first type of a union that leaves it unchanged, else to the first that accepts it."""
     cls = table_class(expected)
     if cls is not None and isinstance(value, (dict, cls)):
         return structure(cls, value)  # whose mistakes say more

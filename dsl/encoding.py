@@ -28,18 +28,18 @@ from dsl.errors import ConfigError
 
 @frozen
 class Encoded:
-    """A value's encoding, to be put in the value's place where it is encoded often."""
+    """The finished encoding of a value that occurs often; it stands in the value's place and is not computed again."""
 
     encoding: bytes
 
 
 def fingerprint(value: object) -> str:
-    """SHA-256 of the encoding, as hex."""
+    """The SHA-256 of a value's encoding, in hex."""
     return hashlib.sha256(encode(value)).hexdigest()
 
 
 def encode(value: object) -> bytes:
-    """The encoding; no encoding is the beginning of another one. Raises ConfigError for a value that has none."""
+    """The canonical bytes of a value; no encoding is a prefix of another. Raises ConfigError for unsupported types."""
     if value is None:
         return b"n"
     if isinstance(value, Enum):

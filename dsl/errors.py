@@ -40,27 +40,27 @@ class DataError(DflowError):
 
 
 class NotKnown(DataError):
-    """What an estimate needs is not there yet, such as the config.json of a model that a run will download."""
+    """Data that an estimate needs does not exist yet, such as the config.json of a model that a run will download."""
 
 
 class TransientError(DflowError):
-    """Something outside failed that may work when it is tried again: a server that is busy, a connection that broke."""
+    """A failure outside dflow that may pass, such as a busy server or a broken connection; worth a retry."""
 
 
 class StoreError(DflowError):
-    """The artifact store cannot be used, or lacks or finds altered what was asked of it."""
+    """An artifact store that cannot be used, lacks the requested data, or finds it altered."""
 
 
 class LeaseLost(StoreError):
-    """The lease on a work folder is held by another process."""
+    """An error: another process holds the lease on a work folder."""
 
 
 class DiskFull(StoreError):
-    """A file could not be written for want of space; what was committed before is safe."""
+    """An error: no space is left to write a file. Earlier committed artifacts are safe."""
 
 
 class NotTrusted(DflowError):
-    """A store that the user neither made here nor trusted would act: run code, write, or send."""
+    """A refusal to run code, write or send for a store that the user neither made nor trusts."""
 
 
 class StopRequested(DflowError):
@@ -76,7 +76,7 @@ class ClusterError(StageError):
 
 
 class ServerError(DflowError):
-    """A server that dflow started or asked did not start, or did not answer."""
+    """An error: a server that dflow started or asked did not start, or did not answer."""
 
 
 class PipelineError(DflowError):
@@ -88,19 +88,19 @@ class PipelineError(DflowError):
 
 
 class StructureError(DflowError):
-    """All mistakes in plain values that do not fit a type; the paths are those of keys and members in the value."""
+    """All mistakes in plain values that do not fit a type; their paths are keys and list indices in the value."""
 
     def __init__(self, mistakes: Sequence[Finding]) -> None:
         self.mistakes = tuple(mistakes)
         super().__init__("\n".join(map(str, self.mistakes)))
 
     def below(self, name: str) -> list[Finding]:
-        """The mistakes as those of a table or list that holds the value under this name."""
+        """The mistakes with paths that begin with `name`, the key of the table or list that holds the value."""
         return [each.at(f"{name}.{each.path}" if each.path else name) for each in self.mistakes]
 
 
 def shortened(text: str, most: int = 100) -> str:
-    """The text, without its middle where it is longer than most characters."""
+    """The text, its middle replaced by dots where it is longer than `most` characters."""
     if len(text) <= most:
         return text
     half = (most - 5) // 2
@@ -108,7 +108,9 @@ def shortened(text: str, most: int = 100) -> str:
 
 
 def listed(names: Iterable[str], most: int) -> str:
-    """The names with commas between; where they are longer than most characters, the first ones and how many follow."""
+    """The names joined by commas; if longer than `most` characters, only the first ones and the number of
+    the others.
+    """
     whole = [shortened(name, most) for name in names]
     kept, length = 0, -len(", ")
     for name in whole:
@@ -121,7 +123,7 @@ def listed(names: Iterable[str], most: int) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """The text with escapes in place of line ends and of all else that a terminal would not show but obey."""
+    """The text on one line: line ends and terminal control characters are replaced by escapes."""
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else _escaped(character) for character in text)
@@ -142,7 +144,10 @@ def did_you_mean(word: str, candidates: Sequence[str]) -> str:
 
 
 def known_nodes(word: str, node_ids: Iterable[str], tables: Sequence[str] = ()) -> str:
-    """The nearest one, or the first of all that there are. tables: what may stand in the place of a node."""
+    """A hint for an unknown node's name: the nearest known name, else a list of the known ones.
+
+    tables: names of tables that are valid in a node's place.
+    """
     known = list(node_ids)
     nodes = [f"nodes: {listed(known, MOST_SHOWN)}"] if known else []
     named = [f"tables: {', '.join(tables)}"] if tables else []

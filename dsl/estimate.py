@@ -29,10 +29,10 @@ PROMISED = "promised:"
 
 @frozen(kw_only=True)
 class Trial:
-    """A run of the node on a few samples.
+    """A trial run of the node on a few samples.
 
-    config: the small one. artifact: what the trial made. inputs: edge -> the folder that it read, None for none, a
-    tuple for a `tuple` edge.
+    config: the reduced config. artifact: the folder that the trial made. inputs: edge -> the folder that it read, None
+    for none, a tuple for a `tuple` edge.
     """
 
     config: Any
@@ -42,13 +42,12 @@ class Trial:
 
 @frozen(kw_only=True)
 class PlanContext:
-    """What is known of a node.
+    """The facts about a node from which its needs are estimated.
 
-    inputs: edge -> what its producer forecasts, None where it forecasts nothing, a tuple for a `tuple` edge.
-    identity: the digest of what the node made, where the store holds it; else PROMISED and a digest of op, config and
-    inputs, which only nodes share that will make the same. artifact: what the node made, where the store holds it.
-    root: the folder that the pipeline's paths start from.
-    free_disk: free bytes where the store lies. trial: None where none was made.
+    inputs: edge -> the forecast of the node that it reads, or None without one; a tuple for a `tuple` edge. artifact:
+    the folder of the node's output, where the store holds it. identity: that output's digest; else PROMISED and a
+    digest of op, config and inputs, which only nodes with equal output share. root: the folder that the pipeline's
+    paths start from. free_disk: free bytes where the store lies. trial: the trial run's figures, None without one.
     """
 
     launch: Launch
@@ -62,9 +61,9 @@ class PlanContext:
 
 @frozen
 class Amount:
-    """What one series of `stage.progress` counts: in the trial, in the full run, and its unit.
+    """The amount of work in one series of `stage.progress`: in the trial run and in the full run, with its unit.
 
-    fewest: the least work of the full run; less than `full` where it does more of it at once.
+    fewest: the least work that the full run can have; less than `full` where it does more at once.
     """
 
     trial: float
@@ -83,10 +82,10 @@ class Amount:
 
 @frozen(kw_only=True)
 class Growth:
-    """What grows from a trial to the full run; all else is taken to stay: imports, loading a model.
+    """The growth from a trial to the full run; everything else, such as imports, is assumed to stay.
 
-    series: one for each series of progress that the stage reports, in order. tail: how many times longer what follows
-    the last of them may get. output: how many times larger the artifact. notes: sentences for the user.
+    series: one amount for each series of progress that the stage reports, in order. tail: the factor by which the time
+    after the last series may grow. output: the factor by which the artifact grows. notes: sentences for the user.
     """
 
     series: tuple[Amount, ...] = ()
@@ -100,13 +99,13 @@ CHECKPOINTS = "checkpoints"  # a part of `Estimate.disk`
 
 @frozen(kw_only=True)
 class Estimate:
-    """What a node needs, each part by its name in bytes.
+    """The resources that a node needs, each as bytes by the name of the part.
 
-    memory: what a rank holds between its steps, on its GPU where it has one. disk: what the node leaves in the store,
-    by all ranks, and under CHECKPOINTS what it writes besides and is removed when it is done; disk_per: the amount of
-    data that it holds for ("a million tokens") where the amount is not known, "" for the whole; less_disk: what to
-    change so that it writes less, for the error where it does not fit. notes: sentences for the user. growth: after a
-    trial; None where the op cannot tell. forecast: of the output, anything that the readers' own hooks understand.
+    memory: what a rank holds between its steps, on its GPU if it has one. disk: what all ranks leave in the store;
+    under CHECKPOINTS, what is removed when the node is done. disk_per: the amount of data that `disk` holds for, such
+    as "a million tokens"; "" for all of it. less_disk: how to make the node write less, for the error when it does not
+    fit. notes: sentences for the user. growth: known after a trial run, if the op can tell. forecast: of the output, in
+    a form that the hooks of its readers understand.
     """
 
     memory: Mapping[str, int] = {}
@@ -119,8 +118,9 @@ class Estimate:
 
 
 def useful_threads(node: GraphNode, made: Mapping[str, Path]) -> int | None:
-    """The most threads of a rank, None where the op names no limit. made: artifacts by node id, those that the node
-    reads among them; one that is gone counts as none. Raises ConfigError where the hook fails.
+    """The number of threads beyond which a rank gains nothing; None where the op sets no limit.
+
+    made: artifact folders by node id; a missing one counts as unknown. Raises ConfigError where the op's hook fails.
     """
     try:
         limit: Callable[[Any, Folders], int | None] | None = hook(node.op, "threads")

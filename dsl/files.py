@@ -45,7 +45,7 @@ USER_ERRNOS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM}
 
 @contextmanager
 def clear_errors(path: Path) -> Iterator[None]:
-    """Turns an OSError from writing at this path into DiskFull or StoreError."""
+    """Open a context that turns an OSError from writing at this path into DiskFull or StoreError."""
     try:
         yield
     except OSError as error:
@@ -54,7 +54,7 @@ def clear_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def output_errors(path: Path) -> Iterator[None]:
-    """Word errors of a file named by the user, outside the store. Raises DflowError."""
+    """Open a context that turns an OSError about a user's file outside the store into a DflowError."""
     if path.is_dir():
         raise DflowError(f"{path}: is a folder; give a file")
     try:
@@ -66,14 +66,14 @@ def output_errors(path: Path) -> Iterator[None]:
 
 
 def clear_error(error: OSError, path: Path) -> StoreError:
-    """The StoreError, or DiskFull, for an OSError at this path."""
+    """The StoreError, or DiskFull, that stands for an OSError at a path."""
     if error.errno in FULL:
         return DiskFull(full_at(path))
     return StoreError(f"{path}: cannot be used: {REFUSED.get(error.errno or 0, error.strerror or str(error))}")
 
 
 def full_at(path: Path) -> str:
-    """The message for a full disk."""
+    """The message that the disk at a path is full."""
     return (
         f"disk full at {path} ({shown_bytes(free_bytes(path))} left): free space there, for example by `dflow gc`, "
         "or choose another --store; then `dflow resume`"
@@ -94,7 +94,7 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def free_bytes(folder: Path) -> int:
-    """Free disk at a folder, or at its nearest parent that exists; 0 where none can be read."""
+    """Free bytes on the disk of a folder, or of its nearest existing parent; 0 where that cannot be read."""
     here = folder.absolute()
     for place in (here, *here.parents):
         try:
@@ -111,15 +111,15 @@ NO_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EFBIG})  # 
 
 
 def open_plain(path: Path) -> IO[bytes]:
-    """A regular file opened for reading. Raises OSError: with ELOOP where a link or something else is in its place.
+    """Open a regular file for reading. Raises OSError, with ELOOP for a link and for special files.
 
-    A pipe is not waited for, and a device is not read.
+    It waits for no pipe, and reads no device.
     """
     return os.fdopen(_plain_descriptor(path)[0], "rb")
 
 
 def read_plain(path: Path) -> bytes:
-    """The content of a regular file. Raises OSError as `open_plain`, with EFBIG for more than LARGEST bytes."""
+    """Read a regular file. Raises OSError as `open_plain` does, and with EFBIG for more than LARGEST bytes."""
     descriptor, size = _plain_descriptor(path)
     data = b""
     try:
@@ -134,7 +134,7 @@ def read_plain(path: Path) -> bytes:
 
 
 def _plain_descriptor(path: Path) -> tuple[int, int]:
-    """A descriptor of a regular file that no link leads to, and its size in bytes."""
+    """Open a regular file that is no link; returns its descriptor and its size in bytes."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
@@ -144,7 +144,7 @@ def _plain_descriptor(path: Path) -> tuple[int, int]:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """A descriptor of a file that is dflow's own; a link in its place is removed first. Raises OSError."""
+    """Open a file of dflow's own; returns its descriptor. A link in its place is removed first. Raises OSError."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW, MODE)
     except OSError as error:
@@ -166,7 +166,7 @@ def new_file(path: Path) -> IO[bytes]:
 
 
 def remove_link(path: Path) -> None:
-    """Remove a link; anything else is kept, also a folder that another process puts in its place meanwhile."""
+    """Remove a symbolic link. Any other file or folder stays, even one that takes the link's place meanwhile."""
     if path.is_symlink():
         with suppress(FileNotFoundError, IsADirectoryError):
             path.unlink()
@@ -207,12 +207,12 @@ LONGEST_LINE = 64 << 20  # bytes
 
 
 def append_line(path: Path, value: Mapping[str, Any], *, durable: bool = False) -> None:
-    """Append one line; durable: return only when it is on disk."""
+    """Append a value to a file as one line of JSON. durable: return only when it is on disk."""
     append_lines(path, [value], durable=durable)
 
 
 def append_lines(path: Path, values: Iterable[Mapping[str, Any]], *, durable: bool = False) -> None:
-    """Append several lines by one write."""
+    """Append values to a file as lines of JSON, in one write."""
     line = b"".join(compact(value) for value in values)
     with clear_errors(path):
         descriptor = open_own(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
@@ -231,12 +231,12 @@ def append_lines(path: Path, values: Iterable[Mapping[str, Any]], *, durable: bo
 
 
 def compact(value: Any) -> bytes:
-    """A value as one line of JSON with its line end; a lone surrogate, which UTF-8 cannot encode, is escaped."""
+    """A value as one line of JSON with a line end, in UTF-8; a lone surrogate is escaped."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace") + b"\n"
 
 
 def known_fields(cls: type[attrs.AttrsInstance], data: Mapping[str, Any]) -> dict[str, Any]:
-    """The members of a JSON object that are fields of the class; a newer version of dflow may have written others."""
+    """The members of a JSON object that are fields of the class; others, as of a newer dflow, are left out."""
     names = _field_names(cls)
     return {name: value for name, value in data.items() if name in names}
 
@@ -247,15 +247,15 @@ def _field_names(cls: type[attrs.AttrsInstance]) -> frozenset[str]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of a file; empty where it does not exist."""
+    """The values of all complete lines of a JSONL file; empty where it does not exist."""
     return LineReader(path).read()
 
 
 class LineReader:
-    """Reads the lines appended since the last call, at first those from an offset on.
+    """A reader of JSON lines: each call returns those appended since the last one, at first from an offset on.
 
-    A last line without its end is read later. A line of more than LONGEST_LINE bytes is damage, and skipped. only:
-    lines without this text are passed over without being parsed.
+    A last line without its end is read later. A line of more than LONGEST_LINE bytes is skipped as damaged. only: lines
+    without this text are skipped unparsed.
     """
 
     def __init__(self, path: Path, offset: int = 0, *, only: re.Pattern[bytes] | None = None) -> None:
@@ -286,7 +286,7 @@ class LineReader:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """The value of a JSON text. Raises JSONDecodeError, also where it is nested too deeply, and UnicodeDecodeError."""
+    """Parse a JSON text. Raises JSONDecodeError, also for one nested too deeply, and UnicodeDecodeError."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -303,7 +303,7 @@ def parsed_object(text: bytes | str) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, value: Any, *, durable: bool = False, in_one_line: bool = False) -> None:
-    """Replace a JSON file as a whole: readers see the old one or the new one. durable: also after a machine's crash.
+    """Replace a JSON file atomically. durable: so that it survives a crash of the machine.
 
     in_one_line: for large values that people seldom read; several times faster to write and read.
     """
@@ -312,7 +312,9 @@ def write_json(path: Path, value: Any, *, durable: bool = False, in_one_line: bo
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file, None where it does not exist. Raises ValueError as `parse_json`, and for no file."""
+    """Read a JSON file; None where it does not exist. Raises ValueError for invalid JSON and for what is no
+    plain file.
+    """
     try:
         return parse_json(read_plain(path).decode())
     except OSError as error:
@@ -324,7 +326,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, None where it does not exist, is empty after a crash, or holds something else."""
+    """Read the object in a JSON file; None where the file is missing, damaged, or holds anything else."""
     try:
         value = read_json(path)
     except ValueError:
@@ -341,7 +343,7 @@ def is_there(path: Path, kind: Callable[[Path], bool] = Path.exists) -> bool:
 
 
 def store_above(path: Path) -> Path | None:
-    """The store in which a path lies, links followed; None outside of stores."""
+    """The store in which a path lies, after following links; None outside of stores."""
     for folder in Path(os.path.realpath(path)).parents:
         if (folder / "format").is_file() and (folder / "objects").is_dir():
             return folder

@@ -38,7 +38,9 @@ class Position:
 
 @frozen
 class Field:
-    """A key of a pipeline by its path ("node.train.lr"), or an argument of a command, and where it is written."""
+    """A key of a pipeline by its path ("node.train.lr"), or a command's argument, with the place where it
+    is written.
+    """
 
     path: str = ""
     position: Position | None = None
@@ -50,7 +52,7 @@ class Field:
 
 @frozen
 class File:
-    """A file, and the field or the tensor in it, if only that is meant."""
+    """A file, and the field or tensor inside it where a finding concerns only that."""
 
     path: str
     part: str = ""
@@ -71,10 +73,10 @@ class Node:
 
 @frozen
 class Finding:
-    """One thing that was found, such as a mistake. what: what it is. advice: what to do about it, "" for nothing; RUN
-    in its commands stands for the run's id.
+    """A finding: something wrong or worth knowing, such as a mistake.
 
-    code: the name of the kind, where a program or a user tells kinds apart ("killed", "GPU"); "" otherwise.
+    what: its description. advice: what to do about it, "" for nothing; RUN in its commands stands for the run's id.
+    code: the kind, where programs or users tell kinds apart ("killed", "GPU"); "" otherwise.
     """
 
     what: str
@@ -88,7 +90,7 @@ class Finding:
 
     @property
     def path(self) -> str:
-        """The path of the key; "" for no key."""
+        """The path of the pipeline's key that the finding concerns; "" for none."""
         return self.where.path if isinstance(self.where, Field) else ""
 
     @property
@@ -97,11 +99,11 @@ class Finding:
         return self.where.position if isinstance(self.where, Field) else None
 
     def at(self, path: str, position: Position | None = None) -> Finding:
-        """The finding at another key; position: where it is written, if that is another place."""
+        """The finding for another key. position: where that is written, if it is another place."""
         return evolve(self, where=Field(path, position or self.position))
 
     def to_json(self) -> dict[str, Any]:
-        """The finding as JSON without what is empty, as a run's record and results of other processes have it."""
+        """The finding as a JSON object without its empty fields; `from_json` reads it."""
         where: dict[str, str] = {}
         if isinstance(self.where, Node):
             where = {"node": self.where.id}
@@ -114,7 +116,7 @@ class Finding:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Finding:
-        """Raises ValueError for what `to_json` does not make."""
+        """The finding that `to_json` wrote. Raises ValueError for any other data."""
         if not all(isinstance(value, str) for value in data.values()) or data["level"] not in get_args(Level):
             raise ValueError("not a finding")
         where: Field | File | Node | None = None
@@ -128,7 +130,7 @@ class Finding:
 
 
 def for_run(text: str, run: str) -> str:
-    """The text with the run's id for RUN in commands of dflow; unchanged for no run."""
+    """The text with RUN in dflow's commands replaced by the run's id; unchanged without a run."""
     return re.sub(r"(\bdflow [a-z-]+ )RUN\b", rf"\g<1>{run}", text) if run else text
 
 
@@ -139,14 +141,17 @@ def line(finding: Finding, run: str = "") -> str:
 
 
 def block(finding: Finding, run: str = "", below: Iterable[str] = ()) -> str:
-    """`where: what`, the lines that are to stand below it, and the advice. No line of `what` looks like the advice."""
+    """The finding as a block of lines: `where: what`, the lines `below`, and the advice.
+
+    Further lines of `what` are indented, so that none looks like the advice.
+    """
     first, *more = _lines(finding, finding.what)
     lines = [first, *(f"    {each}" for each in (*more, *below))]
     return for_run("\n".join([*lines, f"  what to do: {finding.advice}"] if finding.advice else lines), run)
 
 
 def blocks(findings: Iterable[Finding]) -> str:
-    """All of them, indented below the line that introduces them."""
+    """The findings as indented text, to stand below a line that introduces them."""
     return "\n".join(f"  {each}" for finding in findings for each in block(finding).split("\n"))
 
 

@@ -44,9 +44,9 @@ SWEEP, FOR_EACH = "sweep", "for_each"
 
 @frozen
 class Variant:
-    """What one variant changes: node id -> the node's table as far as it is another one. place: where it stands.
+    """A variant of a group: the values that it changes in nodes, as node id -> a partial table of the node.
 
-    shown: what a user reads of it, such as the value of a sweep; in a group no two are alike.
+    place: where the variant is written. shown: the text that users see, such as a sweep's value; unique in its group.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Variant:
     shown: str
 
     def origins(self, node_id: str) -> dict[tuple[str, ...], KeyPath]:
-        """The places of the values that it changes in a node, and of those in tables, by their paths there."""
+        """The place in the file of every value that the variant changes in a node, by the value's path in the node."""
         is_swept = self.place[0] == SWEEP
         paths = [path for path, _ in _cells(self.changes[node_id])]
         return {path: self.place if is_swept else (*self.place, node_id, *path) for path in paths}
@@ -63,19 +63,19 @@ class Variant:
 
 @frozen
 class Group:
-    """Variants of which every copy has one."""
+    """A group of variants; every copy of a node takes one of them."""
 
     name: str
     variants: tuple[Variant, ...]
 
     @property
     def shown(self) -> str:
-        """`draft` of `for_each.draft`, `train.lr` of `sweep.train.lr`."""
+        """The group's name for users: `draft` of `for_each.draft`, `train.lr` of `sweep.train.lr`."""
         return self.name.partition(".")[2]
 
 
 def put_sweeps(tree: Tree, texts: Sequence[str]) -> None:
-    """Put each `--sweep node.field=[...]` into the table [sweep], in the place of what the file sweeps there."""
+    """Put each `--sweep node.field=[...]` into the table [sweep]; it replaces the file's sweep of that field."""
     given: set[str] = set()
     for text in texts:
         position = Position(f"--sweep {text}", is_argument=True)
@@ -107,7 +107,7 @@ def sort_of(tree: Tree) -> str:
 
 
 def expand(tree: Tree) -> None:
-    """Put the copies in the places of the nodes that they are copies of."""
+    """Replace the nodes that sweeps and for_each copy by their copies."""
     groups = [*_written_groups(tree), *_swept_groups(tree)]
     if not groups:
         return
@@ -173,7 +173,9 @@ def _swept_groups(tree: Tree) -> Iterator[Group]:
 
 
 def _value_names(field: str, values: Iterable[Any]) -> list[str]:
-    """`lr_0_001`, `x_m1_0` for -1.0: the field and the value, in the characters of ids, each name once."""
+    """Names of variants, from the field and its values, in characters of ids, all different: `lr_0_001`; `x_m1_0` for
+    -1.0.
+    """
     names: list[str] = []
     for number, value in enumerate(values, start=1):
         shown = re.sub(r"[^A-Za-z0-9-]+", "_", toml_text(value)).strip("_")
@@ -259,7 +261,7 @@ class _Expansion:
                     yield from (found for found in _references(value) if found in self.nodes)
 
     def _users(self) -> dict[str, list[str]]:
-        """Field, as "node.field" or "node.table.field" -> the fields whose texts refer to it."""
+        """A mapping from a field, "node.field" or "node.table.field", to the fields whose text refers to it."""
         users: dict[str, list[str]] = {}
         for node_id in self.nodes:
             for table in self._tables_of(node_id):
@@ -269,7 +271,7 @@ class _Expansion:
         return users
 
     def _tables_of(self, node_id: str) -> list[Mapping[str, Any]]:
-        """What the node may be given, by its own table and by variants."""
+        """The tables that may set a node's values: its own, and those of variants."""
         variants = (variant.changes.get(node_id, {}) for group in self.groups for variant in group.variants)
         return [self.nodes[node_id], *variants]
 
@@ -300,7 +302,7 @@ class _Expansion:
         return table
 
     def _report_overridden(self, node_id: str, variant: Variant, copy_id: str) -> None:
-        """An argument for all copies of a value that the variant sets."""
+        """Report an argument that sets a value for all copies although the variant sets it."""
         for path, value in _cells(variant.changes[node_id]):
             for given in () if isinstance(value, dict) else {path, path[:1]}:
                 _, position = self.tree.origins.get(("node", node_id, *given), (given, None))
@@ -313,7 +315,7 @@ class _Expansion:
                 self.tree.mistakes.append(Finding(message, Field(position=position), hint))
 
     def _rewired_table(self, table: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-        """What the node takes from nodes that are copied comes from the copies of the same variants."""
+        """The table of a copy, in which references to copied nodes lead to the copies of the same variants."""
         op = self.tree.find_op(table.get("op"))
         return {
             name: self._rewired(value, names, name != "launch" and (op is None or name in op.edges))
@@ -338,16 +340,16 @@ class _Expansion:
         return token[0] if found is None else f"${{{self._copy_id(found[1], names)}.{found[2]}{token['end']}"
 
     def _copy_id(self, node_id: str, names: Mapping[str, str]) -> str:
-        """The copy of a node that belongs to these variants; the node itself where it is shared.
+        """The id of a node's copy for the chosen variants; the node's own id where all copies share it.
 
-        A node that only takes a value which is the same in all copies is in none of their groups: any copy will do.
+        names: group -> the chosen variant. A group that does not touch the node is not part of the id.
         """
         groups = self.member_of.get(node_id, ())
         return "-".join([node_id, *(names.get(group.name, group.variants[0].name) for group in groups)])
 
 
 def _cells(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values by (field,), and those in tables by (field, key) too."""
+    """The values of a table by path: (field,) for each, and (field, key) for those in nested tables."""
     for name, value in table.items():
         yield (name,), value
         if isinstance(value, dict):

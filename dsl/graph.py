@@ -31,9 +31,9 @@ OTHER_VERSION = "use the version of dflow that wrote it, or start a new run"
 
 @frozen
 class GraphNode:
-    """A checked node: external paths in the config are absolute; inputs maps each edge to the ids of its producers.
+    """A checked node of a graph. Paths to external files in its config are absolute.
 
-    copy: which one it is, where a sweep or for_each copied it.
+    inputs: edge -> ids of the nodes that it reads. copy: its origin, where a sweep or for_each copied it.
     """
 
     id: str
@@ -49,7 +49,9 @@ class GraphNode:
         return tuple(dict.fromkeys(parent for parents in self.inputs.values() for parent in parents))
 
     def by_edge(self, known: Mapping[str, T]) -> dict[str, T | tuple[T, ...] | None]:
-        """What is known of the producer of each edge, None where nothing is; all that is known for a `tuple` edge."""
+        """The known values of the nodes that each edge reads; None for an edge without one, a tuple for a
+        `tuple` edge.
+        """
         found: dict[str, T | tuple[T, ...] | None] = {}
         for name, edge in self.op.edges.items():
             read = tuple(known[parent] for parent in self.inputs.get(name, ()) if parent in known)
@@ -59,9 +61,9 @@ class GraphNode:
 
 @frozen
 class Graph:
-    """A compiled pipeline; nodes come after all their parents, otherwise in the order they were written.
+    """A compiled pipeline; nodes come after all that they read, otherwise in the order in which they were written.
 
-    tree: what it was compiled from; None for a recorded one.
+    tree: the parsed pipeline that it was compiled from; None for a recorded graph.
     """
 
     name: str
@@ -81,17 +83,19 @@ class Graph:
 
     @property
     def result_nodes(self) -> tuple[str, ...]:
-        """The nodes whose figures are the pipeline's: those that no other reads, and those of ops that say so."""
+        """The nodes whose metrics are the pipeline's results: those that no node reads, and all of ops with
+        shows_results.
+        """
         read = {parent for node in self.nodes.values() for parent in node.parents}
         return tuple(node.id for node in self.nodes.values() if node.id not in read or node.op.shows_results)
 
     @property
     def judged_by(self) -> frozenset[str]:
-        """The metrics that tell how good the result is, as its ops say."""
+        """The metrics that tell how good the pipeline's result is, as declared by its ops."""
         return frozenset(node.op.judged_by.removeprefix("-") for node in self.nodes.values() if node.op.judged_by)
 
     def mistake(self, node_id: str, message: str) -> Finding:
-        """What is wrong with a node that is compiled, and where that is written."""
+        """A mistake of a compiled node, with its place in the file."""
         if self.tree is None:
             return Finding(message, Field(f"node.{node_id}"))
         return self.tree.mistake(("node", node_id), message)
@@ -101,7 +105,7 @@ class Graph:
         return not set(self.upload).isdisjoint(_names(node))
 
     def selected_by(self, name: str) -> tuple[str, ...]:
-        """The ids of the node of that name, or of all copies of it; empty where there is neither."""
+        """The ids of the node with this name, or of all its copies; empty for an unknown name."""
         return selected_by(name, {node.id: node.copy for node in self.nodes.values()})
 
     def below(self, node_id: str) -> frozenset[str]:
@@ -109,7 +113,7 @@ class Graph:
         return below({node.id: node.parents for node in self.nodes.values()}, self.nodes[node_id].id)
 
     def up_to(self, node_ids: Iterable[str]) -> Graph:
-        """The pipeline with these nodes and all above them only. Raises KeyError for an unknown node."""
+        """The graph reduced to these nodes and all above them. Raises KeyError for an unknown node."""
         parents = {node.id: node.parents for node in self.nodes.values()}
         kept = frozenset().union(*(above(parents, self.nodes[node_id].id) for node_id in node_ids))
         nodes = {node_id: node for node_id, node in self.nodes.items() if node_id in kept}
@@ -123,7 +127,7 @@ def _names(node: GraphNode) -> tuple[str, ...]:
 
 @frozen
 class NodeData:
-    """A node in JSON; in its config a reference is "@node"."""
+    """The JSON form of a node; in its config a reference is "@node"."""
 
     id: str
     op: str
@@ -137,8 +141,8 @@ class NodeData:
         return cls(node.id, node.op.name, node.op.version, unstructure(node.config), node.launch, node.copy)
 
     def node(self, load: Callable[[str], OpSpec]) -> GraphNode:
-        """The node as a graph has it. load: what finds an op by its name. Raises PipelineError where the config does
-        not fit the op.
+        """The node as part of a graph. load: finds an op by name. Raises PipelineError where the config does not fit
+        the op.
         """
         op = load(self.op)
         try:
@@ -152,7 +156,7 @@ class NodeData:
 
 @frozen(kw_only=True)
 class StageData:
-    """One node with what loads its op."""
+    """The JSON form of one node, with the op files that its op needs."""
 
     format: int = FORMAT
     op_files: tuple[Path, ...]
@@ -161,7 +165,7 @@ class StageData:
 
 @frozen(kw_only=True)
 class GraphData:
-    """The graph in JSON, its fields those of Graph."""
+    """The JSON form of a Graph, with the same fields."""
 
     format: int = FORMAT
     name: str
@@ -193,9 +197,9 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
 
 
 def graph_from_json(values: Mapping[str, Any]) -> Graph:
-    """The graph of a record as it is: paths in it need not exist any more.
+    """The graph of a run's record, unchanged: its paths need not exist any more.
 
-    Raises PipelineError where the record does not fit the ops as they are now.
+    Raises PipelineError where the record does not fit the current ops.
     """
     data = _read(GraphData, values)
     try:
@@ -208,19 +212,19 @@ def graph_from_json(values: Mapping[str, Any]) -> Graph:
 
 
 def node_to_json(graph: Graph, node_id: str) -> dict[str, Any]:
-    """One node for its stage, which need not read the whole graph."""
+    """The JSON form of one node for its stage, which then need not read the whole graph."""
     data: dict[str, Any] = unstructure(StageData(op_files=graph.op_files, node=NodeData.of(graph.nodes[node_id])))
     return data
 
 
 def node_from_json(values: Mapping[str, Any]) -> GraphNode:
-    """The node of `node_to_json`. Raises as `graph_from_json` does."""
+    """The node in the JSON that `node_to_json` made. Raises as `graph_from_json` does."""
     data = _read(StageData, values)
     return data.node.node(_ops_of(data.op_files))
 
 
 def _ops_of(op_files: tuple[Path, ...]) -> Callable[[str], OpSpec]:
-    """Ops by name; configs know the draft algorithms among the op files from now on."""
+    """A function that finds ops by name; the draft algorithms among the op files are registered first."""
     if op_files:
         use_draft_folders(op_files)
     return cache(lambda name: load_op(name, op_files))

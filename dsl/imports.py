@@ -47,7 +47,7 @@ _given: dict[str, bytes] = {}
 
 
 def search_path(op_files: Sequence[Path]) -> list[str]:
-    """The absolute folders in which the stages of a pipeline look for modules, the first one first."""
+    """The absolute folders in which a pipeline's stages look for modules, in search order."""
     here = [_absolute(entry) for entry in sys.path]
     end = _end_of_front(here)
     given = {_absolute(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
@@ -61,13 +61,13 @@ def search_path(op_files: Sequence[Path]) -> list[str]:
 
 
 def take_search_path(folders: Sequence[str]) -> None:
-    """Look for modules in the executor's folders; the interpreter's own folders are those of this one."""
+    """Set sys.path to the executor's folders, but keep this interpreter's own folders in place of the executor's."""
     end = _end_of_front(folders)
     sys.path[:] = _in_order(folders[:end], [entry for entry in sys.path if is_interpreters(entry)], folders[end:])
 
 
 def is_standard(path: str) -> bool:
-    """Whether a folder, or the archive of its place, is the standard library's."""
+    """Whether a path is the standard library's folder or archive, or below it."""
     return path == ARCHIVE or is_below(path, [str(STANDARD)])
 
 
@@ -82,12 +82,12 @@ def is_below(path: str, folders: Iterable[str]) -> bool:
 
 
 def module_folder(file: Path) -> Path:
-    """The folder from which a module, or the package whose `__init__.py` the file is, is imported."""
+    """The folder from which a module is imported; for an `__init__.py` it is the one above the package."""
     return file.parent.parent if file.name == "__init__.py" else file.parent
 
 
 def put_on_path(folder: Path) -> None:
-    """Let modules beside a user's file be imported, after everything that is installed."""
+    """Add a user's folder to the end of sys.path, so that its modules come after everything installed."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
         _added_folders.append(str(folder))
@@ -99,9 +99,9 @@ def path_without_added() -> list[str]:
 
 
 def hidden_module(name: str, is_own: Callable[[Path], bool]) -> str | None:
-    """What a user's module of that name would hide: one of Python or an installed one; None where there is none.
+    """A description of the Python or installed module that a user's module of this name would hide; None without one.
 
-    is_own: whether the file of an installed module is the user's own, or as good as that.
+    is_own: tells whether an installed module's file counts as the user's own.
     """
     if name in sys.stdlib_module_names or name in sys.builtin_module_names:
         return f"Python's own module {name}"
@@ -112,10 +112,10 @@ def hidden_module(name: str, is_own: Callable[[Path], bool]) -> str | None:
 
 
 class FromSource(SourceFileLoader):
-    """Neither reads nor writes bytecode."""
+    """A loader that neither reads nor writes bytecode."""
 
     def path_stats(self, path: str) -> NoReturn:
-        """Raises OSError, by which a SourceLoader knows that bytecode cannot be used."""
+        """Raise OSError, which tells a SourceLoader that bytecode cannot be used."""
         raise OSError(f"{path} is read from its source")
 
     def get_data(self, path: str) -> bytes:
@@ -123,7 +123,7 @@ class FromSource(SourceFileLoader):
 
 
 class _Finder(FileFinder):
-    """Finds the sources that were given first, also where their files are gone."""
+    """A finder of modules whose source was passed to `import_from_source`, even where the file no longer exists."""
 
     def find_spec(self, fullname: str, target: ModuleType | None = None) -> ModuleSpec | None:
         place = f"{self.path}{os.sep}{fullname.rpartition('.')[2]}"
@@ -138,8 +138,9 @@ class _Finder(FileFinder):
 
 
 def import_from_source(given: Mapping[str, bytes] | None = None) -> None:
-    """Import the project's modules from their sources from now on, as far as this process has not yet imported them.
-    given: sources by their files' paths.
+    """Import the project's modules from source, not from bytecode, from now on. Imported modules stay as they are.
+
+    given: source bytes by file path, used in place of the files.
     """
     if given:
         _given.update(given)
@@ -151,18 +152,18 @@ def import_from_source(given: Mapping[str, bytes] | None = None) -> None:
 
 
 def source_of(file: Path) -> bytes:
-    """What was given as the file's source, else what it holds. Raises OSError."""
+    """The source of a file: the bytes passed to `import_from_source`, else the file's content. Raises OSError."""
     source = _given.get(str(file))
     return file.read_bytes() if source is None else source
 
 
 def _lines(file: str, source: bytes) -> tuple[int, None, list[str], str]:
-    """An entry of `linecache`."""
+    """An entry of `linecache` for a source file."""
     return len(source), None, decode_source(source).splitlines(keepends=True), file
 
 
 def _project_finder(folder: str) -> Any:
-    """A finder for a folder of the project. Raises ImportError, as a path hook does, for any other."""
+    """A path hook: the finder for a folder of the project. Raises ImportError for any other folder."""
     is_own_op = is_below(folder, [str(PROJECT / "ops")])
     if is_below(folder, FRAMEWORK) or (is_interpreters(folder) and not is_own_op):
         raise ImportError(f"{folder} is not the project's")
@@ -176,8 +177,9 @@ def _holds_given(folder: str, files: Sequence[str]) -> bool:
 
 
 def _in_order(front: Sequence[str], own: Sequence[str], behind: Sequence[str]) -> list[str]:
-    """The search path of these folders, the project's first, each folder once. own: the interpreter's folders; those of
-    other interpreters in the two others are left out.
+    """The search path made of these folders: the project, then `front`, `own` and `behind`, each folder once.
+
+    own: this interpreter's folders; those of other interpreters in `front` and `behind` are left out.
     """
     first, last = ([entry for entry in entries if not is_interpreters(entry)] for entries in (front, behind))
     return list(dict.fromkeys([str(PROJECT), *first, *own, *last]))
@@ -192,25 +194,24 @@ def _absolute(entry: str) -> str:
 
 
 def _editable_folders() -> list[str]:
-    """The folders of packages that are installed by a finder of setuptools, which does not use sys.path."""
+    """The folders of editable packages whose setuptools finder does not use sys.path."""
     modules = (sys.modules.get(getattr(finder, "__module__", "")) for finder in sys.meta_path)
     mappings = (_mapping(module) for module in dict.fromkeys(module for module in modules if module is not None))
     return [str(Path(place).parent) for mapping in mappings for place in mapping.values()]
 
 
 def _mapping(module: ModuleType) -> dict[str, str]:
-    """The packages of such a finder's module and where they are; none of any other module."""
+    """The packages and their folders that an editable install's finder module lists; empty for any other module."""
     is_editable = module.__name__.startswith("__editable__")
     mapping: dict[str, str] = getattr(module, "MAPPING", {}) if is_editable else {}
     return mapping
 
 
 def named_function(place: str) -> Any:
-    """What "module:name" names. Raises ImportError or AttributeError, as imports do.
+    """The object named "module:name". Raises ImportError or AttributeError.
 
-    It keeps a module out of a process that does not need it, and its code out of keys: `dsl/closure.py` does not
-    follow names that are constants or computed. It returns Any because mypy does not follow them either, so every
-    caller declares the type of what it gets.
+    Importing by name keeps a module out of processes that do not need it, and its code out of cache keys:
+    `dsl/closure.py` does not follow such names. mypy does not either, so every caller declares the type.
     """
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
@@ -218,7 +219,7 @@ def named_function(place: str) -> Any:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Do not search; what exists at the end is never searched again, as modules live as long as the process."""
+    """Open a context without garbage collection; objects that exist at its end are exempt for good, such as modules."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -33,7 +33,7 @@ KINDS = "${node.field}, ${env:NAME}, ${secret:NAME}, ${pipeline.name} or ${pipel
 
 
 class _Refused(Exception):
-    """A reference that means nothing; hint as in Finding. Without a message it is reported elsewhere."""
+    """A reference that cannot be resolved. hint: as in Finding. Without a message it is reported elsewhere."""
 
     def __init__(self, message: str = "", hint: str = "") -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class _Refused(Exception):
 
 
 def interpolate(tree: Tree) -> None:
-    """Put values in place of all references, and NOTHING for one that is wrong, which is reported to the tree."""
+    """Replace all references in a tree by their values; a wrong one becomes NOTHING and is reported to the tree."""
     _Interpolation(tree).run()
 
 
@@ -77,7 +77,7 @@ class _Interpolation:
             self._finish(*self.waiting[cell])
 
     def _needed(self) -> dict[str, list[str]]:
-        """The values that have to be filled in before each value that waits."""
+        """A mapping from each value with references to the values that must be filled in before it."""
         inside: dict[str, list[str]] = {}
         for cell in self.waiting:
             inside.setdefault(cell.rpartition(".")[0], []).append(cell)
@@ -90,7 +90,7 @@ class _Interpolation:
         return needed
 
     def _ids(self, owner: str) -> list[str]:
-        """The node itself, or its copies where a table outside the nodes names a node that was copied."""
+        """The ids that a name stands for: itself, or the copies of a node that was expanded."""
         return [owner] if owner in TABLE_NAMES or owner in self.tree.nodes else self.copies.get(owner, [])
 
     def _report_cycle(self, cells: list[str]) -> None:
@@ -132,7 +132,7 @@ class _Interpolation:
         return value
 
     def _filled_text(self, text: str, expected: Any, path: KeyPath) -> Any:
-        """What is refused is put down, and stays as it is written."""
+        """The text with its references replaced. A refused reference is recorded, and stays as written."""
         whole = TOKEN.fullmatch(text)
         if whole is not None and not whole["escape"]:
             return self._or_refused(whole, lambda token: self._as_whole(token, expected, path))
@@ -191,7 +191,7 @@ class _Interpolation:
         return values[0]
 
     def _as_written(self, token: re.Match[str], path: KeyPath) -> str:
-        """The reference as the file has it, also in the copy of a node."""
+        """The reference as written in the file; in a copied node, with the name of the node before it was copied."""
         field = FIELD.fullmatch(token["body"])
         in_copy = path[0] == "node" and field is not None
         return f"${{{self.tree.template(field[1])}.{field[2]}}}" if in_copy and field else token[0]
@@ -232,7 +232,10 @@ class _Interpolation:
         return external_value(value, field, tree.folder(there))  # a path that stands in another folder's file
 
     def _values_of(self, owner: str, table: str) -> Mapping[str, Any] | None:
-        """Values of the node, or of a table in it, its launch too; None where that is neither given nor chosen."""
+        """The values of a node or of one of its tables, the launch table included; None for a table that is not in use.
+
+        A table that is not given has its default values, or an empty dict where another field chooses it.
+        """
         values, fields = self.tree.table(*owner_path(owner)), self.tree.fields(owner)
         if not table:
             return values

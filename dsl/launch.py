@@ -31,7 +31,7 @@ def is_address(value: str) -> bool:
 
 
 def cluster_mistake(value: str) -> str:
-    """What is wrong with a text that names a Ray cluster; empty where nothing is."""
+    """A text on what is wrong with the name of a Ray cluster; empty if it is valid."""
     if value == OWN_CLUSTER or is_address(value):
         return ""
     allowed = '"local" (a cluster of dflow\'s own on this machine) or "HOST:PORT" of a cluster\'s head'
@@ -63,7 +63,7 @@ def _is_cluster(machine: Machine, field: attrs.Attribute[str], value: str) -> No
 
 
 def _makes_whole_groups(launch: Launch, field: attrs.Attribute[int], sp_degree: int) -> None:
-    """The ranks of a host form a mesh of nproc / sp_degree groups with sp_degree ranks each."""
+    """A validator: nproc must be a multiple of sp_degree, so that groups of ranks stay on one host."""
     if launch.nproc < sp_degree:
         remedy = f"take nproc = {sp_degree} or a multiple of it, or a smaller sp_degree"
         raise ValueError(f"fewer ranks than the mesh needs: nproc = {launch.nproc}, sp_degree = {sp_degree}; {remedy}")
@@ -123,12 +123,12 @@ class Launch:
 
     @property
     def world_size(self) -> int:
-        """Ranks on all hosts."""
+        """The number of ranks on all hosts."""
         return self.nproc * self.hosts
 
     @property
     def parts(self) -> int:
-        """Parts of a stage that may run on different machines: the hosts, or workers that share shards on a cluster."""
+        """The number of a stage's parts that may run on different machines: hosts, or shard workers on a cluster."""
         return max(self.hosts, self.shard_workers) if self.kind == "ray" else 1
 
     @property
@@ -137,7 +137,7 @@ class Launch:
 
     @property
     def processes(self) -> int:
-        """Processes that report how they ended: the ranks, or the workers that share the shards."""
+        """The number of processes that report how they ended: ranks, or workers that share shards."""
         return max(self.world_size, self.shard_workers)
 
     @property
@@ -173,7 +173,9 @@ SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]*)(\+\w+)?:")
 
 
 def check_tags(tags: Mapping[str, str]) -> None:
-    """Raises ConfigError for a tag that MLflow could not hold, or that dflow writes itself."""
+    """Check the tags of a pipeline. Raises ConfigError for a tag that MLflow cannot hold, or that dflow
+    itself writes.
+    """
     for name, value in tags.items():
         if not name.strip():
             raise ConfigError("a tag needs a name")
@@ -184,7 +186,7 @@ def check_tags(tags: Mapping[str, str]) -> None:
 
 
 def check_tracking_uri(uri: str) -> None:
-    """Raises ConfigError for a scheme that neither MLflow nor an installed plugin of it has. A path has none."""
+    """Check the scheme of a tracking URI. Raises ConfigError if neither MLflow nor a plugin has it; a path has none."""
     found = SCHEME.match(uri)
     if found is None:
         return
@@ -209,7 +211,7 @@ def _is_known(_table: MlflowTable, _field: attrs.Attribute[str], uri: str) -> No
 
 @frozen(kw_only=True)
 class PipelineTable:
-    """The table `[pipeline]`; the paths in ops, files, and in drafts, folders, are relative to the file."""
+    """The table `[pipeline]`. ops: files; drafts: folders; both relative to the pipeline file."""
 
     name: str = attrs.field(validator=validators.min_len(1))
     seed: int = 0
@@ -233,7 +235,7 @@ class MlflowTable:
 
 @frozen(kw_only=True)
 class _Node:
-    """What every node has beside the fields and edges of its op."""
+    """The keys that every node has beside those of its op."""
 
     launch: Launch = attrs.field(factory=Launch)
 

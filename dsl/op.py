@@ -94,7 +94,7 @@ def field(
 
 
 def seed_field() -> Any:
-    """The `seed` of an op that draws random numbers; None is replaced by the pipeline's."""
+    """Declare the `seed` field of an op that draws random numbers; None is replaced by the pipeline's seed."""
     return field(default=None, help="seed of the random numbers; default: the pipeline's seed")
 
 
@@ -114,7 +114,7 @@ class Edge:
     table: None = None
 
     def structure(self, value: object) -> Ref | tuple[Ref, ...] | None:
-        """What the field holds before the stage runs, of Refs or their texts, "@node". Raises StructureError."""
+        """The field's value as one Ref or a tuple, from Refs or texts such as "@node". Raises StructureError."""
         if self.many and isinstance(value, (list, tuple)):
             references = tuple(map(_as_reference, value))
             if all(isinstance(each, Ref) for each in references) and (references or self.optional):
@@ -126,7 +126,7 @@ class Edge:
 
     @property
     def wanted(self) -> str:
-        """What the field takes, as a message says it of a node that lacks it."""
+        """A description of the values that the edge takes, for the message about a node that lacks it."""
         example = '["@node", ...]' if self.many else '"@node"'
         return f"{self._kind}: {example}"
 
@@ -137,7 +137,7 @@ class Edge:
 
 @frozen(kw_only=True)
 class ConfigField(Member):
-    """A config field of an op, as shown by `dflow ops NAME`. fields: those of a table."""
+    """A config field of an op, as shown by `dflow ops NAME`. fields: those of a table, by name."""
 
     default: Any
     help: str
@@ -155,28 +155,26 @@ class ConfigField(Member):
 
     @property
     def made_default(self) -> Any:
-        """The default as a value; NOTHING of a required field."""
+        """The field's default value; NOTHING for a required field."""
         return self.default.factory() if isinstance(self.default, attrs.Factory) else self.default  # type: ignore[arg-type]
 
     @property
     def chosen_by(self) -> ChosenBy | None:
-        """The value of another field to which a table belongs."""
+        """The rule that ties a table to a value of another field; None for other fields."""
         return next((rule for rule in validators_of(self.validator) if isinstance(rule, ChosenBy)), None)
 
 
 @frozen
 class OpSpec:
-    """What is known of an op: the arguments of `@op`, and what its config class says (dsl/op_class.py).
+    """A declared op: the arguments of `@op`, and what its config class says (dsl/op_class.py).
 
     run: the run function, as "module:function".
-    key_libraries: distributions whose versions enter the key.
-    resumable: a killed stage continues from its work_dir.
-    single_process: the run function does not share its work between ranks, so a launch on several ranks is refused when
-    the pipeline is compiled.
-    shares_shards: worker processes share the shards; for any other op a launch with shard_workers > 1 is refused.
-    sequence_parallel: groups of `stage.sp_degree` ranks share a sequence; for any other op a launch with sp_degree > 1
-    is refused.
-    gpu: it computes on a GPU where there is one: without launch.gpus, the node gets one for each rank to itself.
+    - key_libraries: distributions whose versions enter the key.
+    - resumable: a killed stage continues from its work_dir.
+    - single_process: the run function cannot share its work between ranks; a launch on several is refused.
+    - shares_shards: worker processes share the shards; without it, shard_workers > 1 is refused.
+    - sequence_parallel: groups of `stage.sp_degree` ranks share a sequence; without it, sp_degree > 1 is refused.
+    - gpu: it computes on a GPU if there is one; without launch.gpus, the node gets one for each rank.
     """
 
     name: str
@@ -201,7 +199,7 @@ class OpSpec:
 
     @property
     def all_fields(self) -> dict[str, ConfigField]:
-        """The config fields, each table followed by its own ones as "table.field"."""
+        """The config fields by name, each table followed by its own fields as "table.field"."""
         return with_tables(self.fields)
 
 
@@ -274,13 +272,13 @@ def _output(cls: type) -> type[Artifact]:
 
 
 def config_fields(cls: type) -> dict[str, ConfigField]:
-    """The fields of any attrs class, by name, as those of an op's config."""
+    """The fields of an attrs class, by name, described like those of an op's config."""
     hints = typing.get_type_hints(cls)
     return {attribute.name: _config_field(attribute, hints[attribute.name]) for attribute in attrs.fields(cls)}
 
 
 def with_tables(fields: Mapping[str, ConfigField]) -> dict[str, ConfigField]:
-    """The fields by name, each table followed by its own ones as "table.field"."""
+    """The fields by name, each table followed by its own fields as "table.field"."""
     found: dict[str, ConfigField] = {}
     for name, field in fields.items():
         found |= {name: field, **{f"{name}.{key}": each for key, each in field.fields.items()}}
@@ -288,7 +286,7 @@ def with_tables(fields: Mapping[str, ConfigField]) -> dict[str, ConfigField]:
 
 
 def chosen_tables(fields: Mapping[str, ConfigField], values: Mapping[str, Any]) -> list[str]:
-    """The tables that the values choose and leave out: they have their defaults."""
+    """The tables that other fields choose but that are not given; they have their defaults."""
     return [
         field.name
         for field in fields.values()
@@ -300,7 +298,7 @@ def chosen_tables(fields: Mapping[str, ConfigField], values: Mapping[str, Any]) 
 
 
 def checked_config(op: OpSpec, given: Mapping[str, Any], into: Any = None) -> Checked:
-    """Check the values of a node, and make its config. into: a config that is not initialised yet."""
+    """Check the values of a node, and make its config. into: an uninitialised config to fill."""
     chosen: dict[str, Any] = {name: {} for name in chosen_tables(op.fields, given)}
     return checked(op.config_class, {**given, **chosen}, {**op.edges, **op.fields}, op.name, into)
 
@@ -337,7 +335,7 @@ def _config_field(attribute: Any, annotation: Any) -> ConfigField:
 
 
 def _check_external(cls: type, field: ConfigField) -> None:
-    """Raises TypeError for an external field whose type is not a path or a list of paths."""
+    """Check that an external field's type is a path or a list of paths. Raises TypeError."""
     is_union = typing.get_origin(field.type) in (typing.Union, types.UnionType)
     members = typing.get_args(field.type) if is_union else (field.type,)
     listed = [typing.get_args(member) for member in members if typing.get_origin(member) is tuple]
@@ -350,7 +348,7 @@ def _check_external(cls: type, field: ConfigField) -> None:
 
 
 def _check_table(cls: type, field: ConfigField, fields: Mapping[str, ConfigField]) -> None:
-    """Raises TypeError for what dflow could not do with a table."""
+    """Check that dflow supports the declaration of a table. Raises TypeError."""
     place = f"{cls.__name__}.{field.name}"
     rule = field.chosen_by
     if rule is not None and (field.table is None or field.default is not None or rule.other not in fields):
@@ -382,7 +380,7 @@ def _is_artifact(annotation: Any) -> bool:
 
 
 def _check_types_when_made(cls: type, spec: OpSpec) -> None:
-    """Make the constructor structure its values; all that are of a wrong type are named in one error."""
+    """Make the constructor of a config class convert its values; one error names all values of a wrong type."""
     cls.__attrs_init__ = cls.__init__  # type: ignore[attr-defined, misc]
 
     def checked_init(self: Any, **values: Any) -> None:

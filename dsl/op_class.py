@@ -61,7 +61,7 @@ class OpClass(Protocol):
     listed as not measured."""
 
     def external_files(self) -> Mapping[str, Path | None]:
-        """The files that an external file names: name -> absolute path, None for a name without a file.
+        """The files named inside the config's external files, as name -> absolute path; None for a missing file.
 
         Names and contents enter the key.
         """
@@ -74,34 +74,37 @@ class OpClass(Protocol):
 
     @staticmethod
     def launch_mistakes(values: Mapping[str, Any], launch: Mapping[str, Any]) -> Mapping[str, str]:
-        """Field -> what does not fit the launch. values, launch: those that are given and valid."""
+        """Mistakes between config and launch, as field -> text. values, launch: the given values that are valid."""
 
     @staticmethod
     def mistakes_with_nodes_above(
         values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]
     ) -> Mapping[str, str]:
-        """Field -> what does not fit a node above. `above("draft", "draft")` returns the values, defaults included, of
-        the node that these edges lead to; empty if there is no such node.
+        """Mistakes between this node's values and those of nodes that it reads, as field -> text.
+
+        `above("draft", "draft")` follows these edges, and returns the values of the node there, with defaults; empty
+        without one.
         """
 
     def missing_here(self) -> Mapping[str, str]:
-        """Field -> what is missing on this machine or in a file that only this node reads, and what to do; one sentence
-        per line. Called before a run's first stage.
+        """Things that are missing on this machine or in a file that only this node reads, as field -> what to do.
+
+        One sentence per line. Called before a run's first stage.
         """
 
     def conflicts(self, forecast: Mapping[str, Any]) -> Mapping[str, str]:
-        """Field -> what does not fit the node's inputs, as `missing_here` returns it.
+        """Conflicts between the config and the node's inputs, as field -> text in the form of `missing_here`.
 
-        forecast: edge -> what the `estimate` of the input's node forecasts of it, None where it forecasts nothing, a
-        tuple for a `tuple` edge. What is not known refuses nothing. The stage of a built-in op calls the same function
-        on what its inputs hold.
+        forecast: edge -> what the `estimate` of the node read there forecasts; None without a forecast, a tuple for a
+        `tuple` edge. Unknown values refuse nothing. The stage of a built-in op calls the same function on its real
+        inputs.
         """
 
     def estimate(self, context: PlanContext) -> Estimate | None:
-        """What the node needs, for `dflow plan` and `--smoke`; None where the op cannot tell."""
+        """Estimate the node's needs, for `dflow plan` and `--smoke`; None where the op cannot tell."""
 
     def smoke(self, samples: int) -> Mapping[str, Any]:
-        """Field -> value for a trial run on so many samples (`dflow run --smoke`)."""
+        """The values to change for a trial run on so many samples (`dflow run --smoke`), by field."""
 
     def threads(self, folders: Folders) -> int | None:
         """The most CPU threads that a rank can use (dsl/estimate.py)."""
@@ -118,7 +121,7 @@ class OpClass(Protocol):
 
     @staticmethod
     def logged_model(folder: Path) -> Any:
-        """How MLflow shows an artifact that is a model: a LoggedModel of ops/lib/logged_model.py."""
+        """The form in which MLflow shows the artifact, if it is a model: a LoggedModel of ops/lib/logged_model.py."""
 
 
 ATTRIBUTES = typing.get_type_hints(OpClass)
@@ -131,7 +134,7 @@ OUTSIDE_KEY = frozenset({*ATTRIBUTES, *HOOK_FILES})
 
 
 def class_attributes(cls: type, fields: Iterable[str]) -> dict[str, Any]:
-    """The values of OpClass's attributes in a config class. Raises ConfigError for any wrong member of OpClass."""
+    """The values of OpClass's attributes in a config class. Raises ConfigError for wrong or misspelt members."""
     values = {name: getattr(OpClass, name) for name in ATTRIBUTES}
     mistakes = []
     for name in sorted(_members_of(cls, fields)):
@@ -150,13 +153,13 @@ def class_attributes(cls: type, fields: Iterable[str]) -> dict[str, Any]:
 
 
 def _members_of(cls: type, fields: Iterable[str]) -> set[str]:
-    """The public names of a config class beside its fields and `output`."""
+    """The public attributes of a config class that are neither its fields nor `output`."""
     names = {name for base in cls.__mro__[:-1] for name in vars(base) if not name.startswith("_")}
     return names - {*fields, "output"}
 
 
 def _check_parameters(name: str, given: object) -> None:
-    """Raises StructureError where dflow could not call a method of this name as it will."""
+    """Check that dflow could call a hook with its parameters. Raises StructureError where it could not."""
     expected = METHODS[name]
     kind = "" if "self" in expected.parameters else "@staticmethod "
     message = f"expected {kind}def {name}{expected}"
@@ -170,7 +173,7 @@ def _check_parameters(name: str, given: object) -> None:
 
 
 def _check_name(name: str) -> None:
-    """Raises StructureError for what was probably meant to be a member of OpClass."""
+    """Check that a name is no misspelt member of OpClass. Raises StructureError."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, [*ATTRIBUTES, *METHODS, "output"], n=1, cutoff=NEAR)
@@ -180,8 +183,9 @@ def _check_name(name: str) -> None:
 
 
 def method(op: OpSpec, name: str) -> Callable[..., Any] | None:
-    """The method of the op's config class, which takes the config as self unless it is static. The caller declares
-    the type. None where there is none, or a field or edge of that name.
+    """The method `name` of an op's config class; None without one, or if a field or edge has that name.
+
+    It takes the config as self unless it is static. The caller declares the function's type.
     """
     if name in op.fields or name in op.edges:
         return None
@@ -190,9 +194,9 @@ def method(op: OpSpec, name: str) -> Callable[..., Any] | None:
 
 
 def hook(op: OpSpec, name: str) -> Callable[..., Any] | None:
-    """The method of the op's config class, else the function in the file beside a built-in op's op.py, else None.
+    """The hook `name` of an op: a method of its config class, or a function in a file beside a built-in op's op.py.
 
-    The file is imported here, when it is needed. The caller declares the type.
+    None without one. The file is imported only here. The caller declares the function's type.
     """
     own = method(op, name)
     if own is not None:

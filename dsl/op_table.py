@@ -32,7 +32,7 @@ def load_op(name: str, op_files: Sequence[Path] = ()) -> OpSpec:
 
 
 def all_ops(op_files: Sequence[Path] = ()) -> dict[str, OpSpec]:
-    """Every op by name: the built-in ones in the order the data flows, then the user's in the order of the files."""
+    """All ops by name: the built-in ones in the order of the data flow, then the user's in the order of their files."""
     return {name: _load_built_in(place) for name, place in _built_in_table().items()} | user_ops(op_files)
 
 
@@ -42,7 +42,7 @@ def op_names(op_files: Sequence[Path] = ()) -> list[str]:
 
 
 def unknown_op(name: str, op_files: Sequence[Path] = ()) -> Finding:
-    """The mistake of naming an op that does not exist."""
+    """The mistake of naming an unknown op."""
     names = op_names(op_files)
     return Finding(
         f'there is no op "{shortened(name)}"', advice=did_you_mean(name, names) or f"ops: {', '.join(names)}"
@@ -50,8 +50,9 @@ def unknown_op(name: str, op_files: Sequence[Path] = ()) -> Finding:
 
 
 def user_ops(op_files: Sequence[Path]) -> dict[str, OpSpec]:
-    """The ops declared in the user's files, which are absolute paths; folders of draft algorithms among them declare
-    none. Raises PipelineError with all mistakes.
+    """The ops declared in the user's files (absolute paths), by name. Draft folders among them declare none.
+
+    Raises PipelineError with all mistakes.
     """
     mistakes: list[Finding] = []
     found: dict[str, OpSpec] = {}
@@ -83,19 +84,19 @@ def user_ops(op_files: Sequence[Path]) -> dict[str, OpSpec]:
 
 
 def new_module(name: str, file: Path) -> ModuleType:
-    """An empty module for a file."""
+    """An empty module object for a file."""
     module = ModuleType(name)
     module.__file__ = str(file)
     return module
 
 
 def run_source(module: ModuleType, file: Path) -> None:
-    """Run a file in a module, from its source: cached bytecode goes by seconds and can be older than a quick edit."""
+    """Run a file as the code of a module, always from its source: cached bytecode may be older than a quick edit."""
     exec(compile(source_of(file), file, "exec", dont_inherit=True), vars(module))
 
 
 def raised_in(file: Path, error: BaseException, shown_as: str) -> Finding:
-    """An error that a user's file raised while it was run, with the place in that file."""
+    """A mistake for an error that a user's file raised while it ran, with the place in that file."""
     if isinstance(error, SyntaxError) and error.filename == str(file):
         return Finding(
             f"SyntaxError: {error.msg}", Field(position=Position(shown_as, error.lineno or 1, error.offset or 1))
@@ -126,7 +127,7 @@ def _declared_ops(module: ModuleType) -> list[OpSpec]:
 
 
 def _load_op_file(file: Path) -> ModuleType:
-    """Run an op file as the module of its stem, once per process."""
+    """Run an op file as a module named after it, once per process; returns the module."""
     name = file.stem
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(file):
@@ -147,7 +148,7 @@ def _load_op_file(file: Path) -> ModuleType:
 
 
 def _is_copy(file: Path, other: Path) -> bool:
-    """Whether both are one file, or hold the same: a project that was copied may lie on the path twice."""
+    """Whether both paths are one file or have equal content, as where a copied project is on the path twice."""
     return file.samefile(other) or file.read_bytes() == other.read_bytes()
 
 
@@ -176,7 +177,7 @@ def is_draft_folder(op_file: Path) -> bool:
 
 
 def use_draft_folders(op_files: Sequence[Path]) -> None:
-    """Make the draft algorithms of these op files, and no others, known in this process from now on."""
+    """Register the draft algorithms in these op files for this process, in place of all registered before."""
     _used.clear()
     _used.update({file.parent.name: file.parent for file in op_files if is_draft_folder(file)})
     for folder in _used.values():
@@ -186,7 +187,9 @@ def use_draft_folders(op_files: Sequence[Path]) -> None:
 
 
 def use_checked_folders(op_files: Sequence[Path]) -> list[Finding]:
-    """Use the folders that pipelines name, once they are checked; with mistakes, which are returned, none is known."""
+    """Check the draft folders that a pipeline names, and register them. Returns mistakes; with any, none is
+    registered.
+    """
     taken: Mapping[str, str] = named_function(COMES_WITH_DFLOW) if any(map(is_draft_folder, op_files)) else {}
     mistakes = folder_mistakes(op_files, list(taken))
     use_draft_folders(() if mistakes else op_files)
@@ -194,12 +197,12 @@ def use_checked_folders(op_files: Sequence[Path]) -> list[Finding]:
 
 
 def own_algorithms() -> Mapping[str, Path]:
-    """The folders that are used, by the names of their algorithms."""
+    """The registered draft folders, by the names of their algorithms."""
     return _used
 
 
 def folder_mistakes(op_files: Sequence[Path], taken: Sequence[str]) -> list[Finding]:
-    """What is wrong with the folders among the op files. taken: the names of the algorithms that come with dflow."""
+    """Mistakes in the draft folders among the op files. taken: the names of the algorithms that come with dflow."""
     mistakes = []
     seen: dict[str, Path] = {}
     for file in dict.fromkeys(filter(is_draft_folder, op_files)):

@@ -13,7 +13,9 @@ Parents = Mapping[str, Sequence[str]]  # of every node, by id
 
 
 def in_order(parents: Parents) -> list[str]:
-    """Ids with all parents first, otherwise as they come. Nodes on cycles, and below them, are left out."""
+    """The ids sorted so that parents come first, otherwise in the given order. Nodes on or below cycles are
+    left out.
+    """
     places = list(parents)
     written = {node_id: place for place, node_id in enumerate(places)}
     children = children_of(parents)
@@ -31,7 +33,7 @@ def in_order(parents: Parents) -> list[str]:
 
 
 def children_of(parents: Parents) -> dict[str, list[str]]:
-    """The nodes that read each node, each once, in the order they come."""
+    """The nodes that read each node, without repetition, in the given order."""
     children: dict[str, list[str]] = {node_id: [] for node_id in parents}
     for node_id, ids in parents.items():
         for parent in dict.fromkeys(ids):
@@ -50,7 +52,9 @@ def above(parents: Parents, node_id: str) -> frozenset[str]:
 
 
 def reached(starts: Iterable[T], steps: Mapping[T, Sequence[T]]) -> set[T]:
-    """The starts and all that is reached from them by steps, of which some may be missing."""
+    """The starts and everything that can be reached from them. steps: item -> next items; items may be
+    missing there.
+    """
     found = set(starts)
     waiting = list(found)
     while waiting:
@@ -61,11 +65,10 @@ def reached(starts: Iterable[T], steps: Mapping[T, Sequence[T]]) -> set[T]:
 
 
 def cycles(parents: Parents) -> list[list[str]]:
-    """A shortest cycle of every strongly connected component (nodes that all read each other), as the data flows.
+    """A shortest cycle of each strongly connected component, in the direction of the data.
 
-    Each is a list of ids without the first one's repetition at its end. In a component of more than MOST_STARTS nodes
-    it is a shortest one through any of the first of them, so that the time grows with the nodes and not with their
-    square.
+    Each is a list of ids, the first of which is not repeated at the end. In a component of more than MOST_STARTS nodes
+    only the first ones are tried as starts, so that the time does not grow with the square of the nodes.
     """
     if len(in_order(parents)) == len(parents):
         return []

@@ -32,9 +32,9 @@ TAKEN_ID = 'node id "{0}": that is the table [{0}], in -s and in ${{...}}'
 
 @frozen
 class Copy:
-    """Which copy of a written node a node is: that node's id, and by group, of a sweep the field, what it differs in.
+    """The origin of a copied node: the id of the node in the file, and the variant chosen in each group.
 
-    Copy("train", {"train.lr": "0.001"}).
+    Copy("train", {"train.lr": "0.001"}) is a sweep's copy; a sweep's group is named by its field.
     """
 
     template: str
@@ -49,7 +49,7 @@ def selected_by(name: str, nodes: Mapping[str, Copy | None]) -> tuple[str, ...]:
 
 
 def wrong_id(node_id: str) -> str:
-    """Why a node cannot have that id; empty where it can."""
+    """A text on why a node cannot have this id; empty if it can."""
     if not NODE_ID.fullmatch(node_id):
         return f'node id "{node_id}": letters, digits, "_" and "-" only, and a letter first'
     return TAKEN_ID.format(node_id) if node_id in TABLE_NAMES else ""
@@ -57,7 +57,7 @@ def wrong_id(node_id: str) -> str:
 
 @frozen
 class Node:
-    """One node as written."""
+    """One node of a pipeline before it is compiled."""
 
     id: str
     config: Any
@@ -74,7 +74,7 @@ _file_folder: ContextVar[Path | None] = ContextVar("file_folder", default=None)
 
 @contextmanager
 def relative_to(folder: Path) -> Iterator[None]:
-    """Pipelines that are made inside have their paths from the folder: that of a pipeline file in Python."""
+    """Let pipelines that are made in this context resolve relative paths from `folder`, that of their Python file."""
     token = _file_folder.set(folder)
     try:
         yield
@@ -130,7 +130,7 @@ class Pipeline:
         self.nodes: dict[str, Node] = {}
 
     def node(self, node_id: str, config: Any, *, launch: Launch | None = None) -> Any:
-        """Add a node and return the reference to its output, to be given to the configs of later nodes.
+        """Add a node; returns the reference to its output, to be given to configs of later nodes.
 
         A `seed` of None in the config becomes the pipeline's. Raises ConfigError for an id that is taken or malformed.
         """

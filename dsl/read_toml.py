@@ -28,10 +28,10 @@ from dsl.tree import Tree, read_tree
 def read_graph(
     file: Path, overrides: Sequence[str] = (), sweeps: Sequence[str] = (), absent: Absent | None = None
 ) -> Graph:
-    """The graph of a `*.toml`, or of a `*.py` with `pipeline() -> Pipeline`, with `node.field=value` overrides.
+    """Read and compile a pipeline: a `*.toml`, or a `*.py` with `pipeline() -> Pipeline`.
 
-    Raises PipelineError with all mistakes, in the order of the file, overrides last.
-    absent: if given, collects missing files and folders, which by themselves are then no mistakes.
+    overrides: texts `node.field=value`. Raises PipelineError with all mistakes, in the order of the file, overrides
+    last. absent: if given, missing files and folders are collected in it and are no mistakes by themselves.
     """
     _require_file(file)
     if file.suffix == ".toml":
@@ -44,15 +44,15 @@ def read_graph(
 
 
 def op_files_of(file: Path) -> tuple[Path, ...]:
-    """The user's op files that a TOML pipeline names, whatever else is wrong with it. Raises PipelineError."""
+    """The user's op files that a TOML pipeline names, even if other values are wrong. Raises PipelineError."""
     _require_file(file)
     return _op_files(read_tree(file))
 
 
 def tracking_uri_of(file: Path) -> str | None:
-    """The URI to which a TOML pipeline sends its runs, whatever else is wrong with it; None where it does not say.
+    """The URI to which a TOML pipeline sends its runs, even if other values are wrong; None where none is set.
 
-    Raises PipelineError where that itself is wrong, and for what is no TOML.
+    Raises PipelineError where the URI itself is wrong, or the file is not TOML.
     """
     tree = read_tree(file)
     tree.values = {name: tree.table(name) for name in TABLE_NAMES if name in tree.values}
@@ -75,7 +75,7 @@ def _require_file(file: Path) -> None:
 
 
 def _load_ops(tree: Tree) -> None:
-    """Make the ops of the pipeline's own files and draft folders known to the tree."""
+    """Load the user's op files and draft folders that a pipeline names, and make the tree find their ops."""
     tree.op_files = _op_files(tree)
     for mistake in use_checked_folders(tree.op_files):
         tree.report(("pipeline", "drafts"), mistake.what, mistake.advice)
@@ -101,7 +101,10 @@ def _load_ops(tree: Tree) -> None:
 
 
 def _op_files(tree: Tree) -> tuple[Path, ...]:
-    """The files of `[pipeline] ops`, and its `drafts` by their `__init__.py`, from the listing file's folder."""
+    """The op files that `[pipeline] ops` lists, and the `__init__.py` of each folder in `drafts`.
+
+    Relative paths start from the folder of the file that lists them.
+    """
     head = tree.table("pipeline")
     listing: dict[str, Any] = {key: head.pop(key) for key in ("ops", "drafts") if key in head}
     interpolate(attrs.evolve(tree, values={"pipeline": listing}))  # which may ask for no other value
@@ -110,9 +113,7 @@ def _op_files(tree: Tree) -> tuple[Path, ...]:
 
 
 def _listed(tree: Tree, key: str) -> tuple[Path, ...]:
-    """The paths that a key of [pipeline] lists. Empty for what is no list of paths, which is reported with the table's
-    other mistakes.
-    """
+    """The paths that a key of [pipeline] lists; empty for any other value, which is reported later with the table."""
     names = tree.table("pipeline").get(key, ())
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return ()
@@ -137,7 +138,7 @@ def _read_python(file: Path) -> Pipeline:
 
 
 def _run_python(file: Path) -> Pipeline:
-    """What `pipeline()` of the file returns; an error in it is shown with its line in the file."""
+    """The pipeline that `pipeline()` of a Python file returns; an error in it is shown with its line."""
     place = absolute_path(file, Path.cwd())
     if store := store_above(place):
         raise PipelineError([Finding(f"{file} lies inside the store {store}, from which no code is run: copy it out")])

@@ -86,7 +86,7 @@ TABLE_HELP = {
 
 
 def pipeline_schema(ops: Mapping[str, OpSpec]) -> Schema:
-    """The schema of a pipeline file whose nodes have these ops."""
+    """The JSON schema of a pipeline file, with these ops for its nodes."""
     return {
         "$schema": DRAFT,
         "title": "dflow pipeline",
@@ -136,7 +136,7 @@ def _table(name: str) -> Schema:
 
 
 def _node(ops: Mapping[str, OpSpec]) -> Schema:
-    """A node's keys depend on its op; a node without an op changes one of the file that is extended."""
+    """The JSON schema of a node; its keys depend on its op. Without an op it changes a node of the extended file."""
     return {
         "type": "object",
         "properties": {"op": _op_names(ops), "launch": LAUNCH},
@@ -151,7 +151,7 @@ def _node(ops: Mapping[str, OpSpec]) -> Schema:
 
 
 def _whole_node(ops: Mapping[str, OpSpec]) -> Schema:
-    """What a node must hold in a file that extends none and copies none, where nothing else can give it."""
+    """The JSON schema of the keys that a node must have in a file that neither extends another nor makes copies."""
     required = {
         name: [
             *(edge.name for edge in spec.edges.values() if not edge.optional),
@@ -176,7 +176,7 @@ def _whole_node(ops: Mapping[str, OpSpec]) -> Schema:
 
 
 def _needs(cls: type, fields: Mapping[str, ConfigField]) -> Schema:
-    """What the values of some fields require of others, and a table of itself."""
+    """The JSON schema of what values of some fields require of other fields, and of fields inside a table."""
     rules: list[Schema] = [
         {"properties": {field.name: {"if": REFERENCE, "else": inside}}}
         for field in fields.values()
@@ -200,15 +200,16 @@ def _needs(cls: type, fields: Mapping[str, ConfigField]) -> Schema:
 
 
 def _inside(field: ConfigField) -> Schema:
-    """What a table must hold where no other file gives it."""
+    """The JSON schema of the keys that a table must have where no other file can give them."""
     required = [each.name for each in field.fields.values() if each.required]
     needed: Schema = {"required": required} if required else {}
     return needed if field.table is None else needed | _needs(field.table, field.fields)
 
 
 def _required(given: Sequence[str], left_out: Mapping[str, Any]) -> Schema:
-    """A schema that requires the keys of `given`, and allows those of `left_out` one value. left_out: name -> the only
-    value that it may have; None: there is none in TOML.
+    """A JSON schema that requires the keys in `given` and fixes the values of those in `left_out`.
+
+    left_out: name -> its only allowed value; None stands for a key that must be missing, as TOML has no null.
     """
     values = {name: _value(default) for name, default in left_out.items()}
     required = {"required": list(given), "properties": values}
@@ -216,12 +217,12 @@ def _required(given: Sequence[str], left_out: Mapping[str, Any]) -> Schema:
 
 
 def _value(value: Any) -> Any:
-    """A schema of this value, or of a text that may stand for it."""
+    """The JSON schema of a fixed value, or of a text that may refer to one."""
     return False if value is None else {"if": REFERENCE, "else": {"const": _plain(value)}}
 
 
 def _changed(name: str, default: Any) -> Schema:
-    """A condition: the field is there with another value than its default, so far as that can be seen."""
+    """A JSON schema condition: the field is given with a value that is visibly not its default."""
     unchanged = [REFERENCE] if default is None else [REFERENCE, {"const": _plain(default)}]
     return {"required": [name], "properties": {name: {"not": {"anyOf": unchanged}}}}
 
@@ -235,7 +236,7 @@ def _op_names(ops: Mapping[str, OpSpec]) -> Schema:
 
 
 def _op(spec: OpSpec) -> Schema:
-    """Required keys are not asked for here: the file that is extended may give them."""
+    """The JSON schema of a node with this op. Keys are not required here, as the extended file may give them."""
     schema = _object(spec.config_class, spec.fields)
     edges = {edge.name: _edge(edge) for edge in spec.edges.values()}
     named = {"op": {"const": spec.name, "description": spec.help}, "launch": {"properties": _refused_launches(spec)}}
@@ -243,7 +244,7 @@ def _op(spec: OpSpec) -> Schema:
 
 
 def _refused_launches(spec: OpSpec) -> Schema:
-    """What of a launch the op does not do."""
+    """The JSON schema that excludes launches which the op does not support."""
     refused: Schema = {}
     if spec.single_process:
         refused |= {"kind": {"not": {"const": "ranks"}}, "nproc": ONE, "hosts": ONE}
@@ -275,7 +276,7 @@ def _object(cls: type, fields: Mapping[str, ConfigField]) -> Schema:
 
 
 def _field(field: ConfigField) -> Schema:
-    """The type, or a text that stands for a value of it."""
+    """The JSON schema of one field: its type, or a text that refers to another value."""
     schema = {**_ranged(_type(field.type), field.validator), **field.schema}
     if field.external and schema == {"type": "string"}:
         schema = {**schema, "minLength": 1, "pattern": r"^[^\u0000]*$"}
@@ -289,7 +290,7 @@ def _field(field: ConfigField) -> Schema:
 
 
 def _type(expected: Any) -> Schema:
-    """The schema of a type that dsl/convert.py knows; none is a key that is left out."""
+    """The JSON schema of a type known to dsl/convert.py; None is expressed by leaving the key out."""
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):
         choices = [_type(member) for member in arguments if member is not type(None)]
@@ -307,14 +308,15 @@ def _type(expected: Any) -> Schema:
 
 
 def _or_reference(schema: Schema) -> Schema:
-    """A schema that also accepts a reference. Not `anyOf`: an editor would report that neither of two matches, not the
-    rule that the value breaks.
+    """The JSON schema extended to accept a reference as well.
+
+    It avoids `anyOf`: an editor would then not name the rule that the value breaks.
     """
     return schema if schema in ({}, {"type": "string"}) else {"if": REFERENCE, "else": schema}
 
 
 def _ranged(schema: Schema, validator: Any) -> Schema:
-    """The schema with the bounds of attrs' own validators."""
+    """The JSON schema extended by the bounds of an attrs validator."""
     bounds: Schema = {}
     for each in validators_of(validator):
         if isinstance(each, BOUND):

@@ -31,13 +31,16 @@ _SECRET = re.compile(rf"(?P<escape>\$?)\$\{{(?:secret:(?P<secret>\w+)|env:(?P<en
 
 
 def resolved(config: T) -> T:
-    """The config of an op with the secrets' values in it. Raises ConfigError where a variable is not set."""
+    """An op's config with its secrets filled in. Raises ConfigError where a variable is not set."""
     changes = {name: _replaced(value, _value_of) for name, value in _with_secrets(config)}
     return attrs.evolve(config, **changes) if changes else config  # type: ignore[misc]
 
 
 def secret_values(config: object) -> tuple[str, ...]:
-    """The values that must not be shown, longest first. Raises ConfigError where a variable is not set."""
+    """The secrets' values in a config, which no log may show, longest first.
+
+    Raises ConfigError where a variable is not set.
+    """
     return values_of(secret_variables(config))
 
 
@@ -47,7 +50,7 @@ def secret_variables(config: object) -> tuple[str, ...]:
 
 
 def values_of(variables: Sequence[str]) -> tuple[str, ...]:
-    """The values of secrets, longest first. Raises ConfigError where a variable is not set."""
+    """The values of environment variables that hold secrets, longest first. Raises ConfigError where one is not set."""
     values = {_value_of(name) for name in variables} - {""}
     return tuple(sorted(values, key=lambda value: (-len(value), value)))
 
@@ -58,10 +61,10 @@ def without_credentials(text: str) -> str:
 
 
 def redact(text: str, values: Sequence[str]) -> str:
-    """The text with `***` in place of every value, however it is written there.
+    """The text with `***` in place of every secret value, in any of its `written_forms`.
 
-    Also where line ends or the sequences by which terminals colour a text are between its characters. Other texts
-    between them are not recognised, nor are other encodings than those of `written_forms`.
+    Line ends and terminal colour sequences between a value's characters do not hide it. Other texts between them do,
+    and so do other encodings.
     """
     forms = written_forms(tuple(values))
     for form in forms:
@@ -71,14 +74,14 @@ def redact(text: str, values: Sequence[str]) -> str:
 
 @functools.cache
 def _split_forms(forms: tuple[str, ...]) -> re.Pattern[str]:
-    """Patterns of the spellings that are long enough, with anything between characters that BETWEEN allows."""
+    """A pattern of the longer spellings of secrets, which allows line ends and colour codes between characters."""
     long = [form for form in forms if len(form) >= LONG_ENOUGH]
     return re.compile("|".join(f"{BETWEEN.pattern}*".join(map(re.escape, form)) for form in long) or r"(?!)")
 
 
 @functools.cache
 def written_forms(values: tuple[str, ...]) -> tuple[str, ...]:
-    """The values as they stand in a text, longest first: as they are, in Python, in JSON, in a URL and in Base64."""
+    """The forms in which the values may stand in a text, longest first: plain, in Python, JSON, a URL and Base64."""
     forms = set(values)
     for value in values:
         forms |= {repr(value)[1:-1], ascii(value)[1:-1], repr(value + "'\"")[1:-4]}
@@ -97,7 +100,7 @@ def _in_addresses(raw: bytes) -> set[str]:
 
 
 def _in_base64(raw: bytes) -> set[str]:
-    """Alone, and behind other bytes: then what is the value's alone, whatever stands around it."""
+    """The Base64 forms by which a value is found anywhere in encoded data: alone, and for each offset of its bytes."""
     forms = set()
     import base64
 
@@ -110,29 +113,29 @@ def _in_base64(raw: bytes) -> set[str]:
 
 
 def secret_names(value: object) -> tuple[str, ...]:
-    """The variables of the secrets in a value, in lists and tables too, in the order of the text."""
+    """The environment variables of the secrets in a value, including lists and tables, in the order of the text."""
     return tuple(_name(found) for text in texts(value) for found in _SECRET.finditer(text) if not found["escape"])
 
 
 def without_secrets(value: Any) -> Any:
-    """The value as it enters a key: "secret" in place of every secret."""
+    """The value as it enters a cache key, with the text "secret" in place of every secret."""
     return _replaced(value, lambda _name: "secret") if may_hold_secrets(value) and secret_names(value) else value
 
 
 def may_hold_secrets(value: object) -> bool:
-    """A quick check, since it runs on every value of every node."""
+    """Whether a value may contain secrets; a quick check, since it runs on every value of every node."""
     if isinstance(value, str):
         return "${" in value
     return attrs.has(type(value)) or (isinstance(value, (tuple, list, dict)) and bool(value))
 
 
 def resolved_text(text: str) -> str:
-    """A single text with its secrets in it, such as a tracking URI. Raises ConfigError where a variable is not set."""
+    """The text, such as a tracking URI, with its secrets filled in. Raises ConfigError where a variable is not set."""
     return _replaced_in_text(text, _value_of)
 
 
 def _with_secrets(config: object) -> Iterator[tuple[str, Any]]:
-    """Fields whose value holds a secret, or a text that would be one without its second `$`."""
+    """The fields of a config whose texts hold a secret or an escaped one (`$$`), with their values."""
     for attribute in attrs.fields(type(config)):  # type: ignore[arg-type]
         value = getattr(config, attribute.name)
         if any(_SECRET.search(text) for text in texts(value)):
@@ -140,7 +143,7 @@ def _with_secrets(config: object) -> Iterator[tuple[str, Any]]:
 
 
 def texts(value: object) -> Iterator[str]:
-    """The texts in a value, lists and tables in it included, that hold `${`."""
+    """The texts in a value, lists and tables included, that contain `${`."""
     pending = [value]
     while pending:
         member = pending.pop()

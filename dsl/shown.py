@@ -16,16 +16,19 @@ KINDS = {"bool": "bool", "int": "int", "float": "float", "list": "list", "tuple"
 
 
 def shown_value(value: object) -> str:
-    """`8.7 (float)`, `true (bool)`, `"text"`, `[1, 2] (list)`, `none`; a reference as its text."""
+    """The value with its type, for users: `8.7 (float)`, `true (bool)`, `"text"`, `[1, 2] (list)`, `none`.
+
+    A reference is shown as its text.
+    """
     kind = KINDS.get(type(value).__name__, type(value).__name__)
     is_clear = value is None or isinstance(value, str) or _is_reference(value)
     return _written(value) if is_clear else f"{_written(value)} ({kind})"
 
 
 def toml_text(value: Any) -> str:
-    """The whole value, for users: `true`, `["a", "b"]`, `{ threads = 1 }`; different values have different texts.
+    """A value as TOML text for users, not shortened: `true`, `["a", "b"]`, `{ threads = 1 }`.
 
-    A string that cannot be mistaken for another type has no quotes, as on the command line.
+    Different values have different texts. A string that cannot be mistaken for another type has no quotes.
     """
     is_plain = isinstance(value, str) and PLAIN_TEXT.fullmatch(value)
     return value if is_plain else _whole(value)
@@ -71,7 +74,7 @@ def _more(count: int) -> list[str]:
 
 
 def _is_reference(value: object) -> bool:
-    """Whether it is a Ref, which is declared where this module is used."""
+    """Whether a value is a Ref; compared by name, since Ref's module uses this one."""
     return type(value).__name__ == "Ref"
 
 
@@ -82,9 +85,10 @@ SIZE = r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)"
 
 
 def parsed_bytes(text: str) -> int:
-    """`24 GiB`, `1.5 TB`, `512MB`: whole bytes. KiB, MiB, GiB and TiB are powers of two, KB to TB powers of ten.
+    """The number of bytes in a size such as `24 GiB`, `1.5 TB` or `512MB`.
 
-    Raises ConfigError for anything else, and for less than a byte.
+    KiB to TiB are powers of two, KB to TB powers of ten. Raises ConfigError for any other text, and for less than a
+    byte.
     """
     found = re.fullmatch(SIZE, text.strip())
     if found is None or found[2].lower() not in UNITS:
@@ -98,7 +102,9 @@ def parsed_bytes(text: str) -> int:
 
 
 def shown_bytes(size: float) -> str:
-    """`36.4 GB`, `2.7 MB`, `12,345 bytes`, `1,204.0 TB`: powers of ten, as disks are sold."""
+    """A number of bytes as text: `36.4 GB`, `2.7 MB`, `12,345 bytes`, `1,204.0 TB`; powers of ten, as disks
+    are sold.
+    """
     for unit, name in ((1e12, "TB"), (1e9, "GB")):
         if size >= unit:
             return f"{size / unit:,.1f} {name}"

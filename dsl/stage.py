@@ -61,19 +61,19 @@ class Stage(Protocol):
         """
 
     def progress(self, done: int, total: int) -> None:
-        """Show how far the stage is."""
+        """Report the progress of the stage: `done` of `total` units of work."""
 
     def info(self, text: str) -> None:
-        """Show the user a line while the run goes on. It is printed to the log on every rank, and shown for rank 0."""
+        """Show a line to the user while the run goes on. Every rank prints it to the log; only rank 0's is shown."""
 
     def warn(self, text: str) -> None:
-        """Like `info`, and shown again with the results, in `dflow status` and in reports."""
+        """Show a warning to the user at once, and again with the results, in `dflow status` and in reports."""
 
     def figure(self, name: str, fig: Any) -> None:
         """Save a matplotlib figure as `figures/<name>.png` among the node's MLflow artifacts."""
 
     def lost_workers(self) -> frozenset[int]:
-        """Numbers of the workers whose process is gone without having finished."""
+        """The numbers of the workers whose process ended before it had finished."""
 
     def stop_requested(self) -> bool:
         """True after SIGTERM or Ctrl-C: save progress under work_dir and raise StopRequested."""

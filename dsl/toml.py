@@ -37,9 +37,7 @@ _SCALAR = re.compile(
 
 
 def parsed(text: str, file: str) -> dict[str, Any]:
-    """The values of a text. Raises PipelineError at the first place where it is no TOML, or with all values that
-    `refused_values` finds.
-    """
+    """Parse a TOML text. Raises PipelineError at the first syntax error, or with all values that are refused."""
     try:
         values = tomli.loads(text)
     except tomli.TOMLDecodeError as error:
@@ -56,7 +54,7 @@ def parsed(text: str, file: str) -> dict[str, Any]:
 
 
 def refused_values(values: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    """Integers of more than 64 bits, which TOML does not guarantee, and tables nested more than MOST_NESTED deep."""
+    """The values that dflow refuses, with reasons: integers beyond 64 bits, and tables nested beyond MOST_NESTED."""
     waiting: list[tuple[Any, KeyPath]] = [(values, ())]
     while waiting:
         value, path = waiting.pop()
@@ -72,14 +70,14 @@ def refused_values(values: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _refused(path: KeyPath, message: str, places: Mapping[KeyPath, Position], file: str) -> Finding:
-    """A mistake at the nearest key that has a place."""
+    """A mistake, at the nearest key around a path whose place is known."""
     shown = path[:MOST_NESTED]
     here = next((places[path[:end]] for end in range(len(path), 0, -1) if path[:end] in places), Position(file, 1, 1))
     return Finding(message, Field(".".join(map(str, shown if len(shown) < 5 else [*shown[:4], "..."])), here))
 
 
 def _explained(error: tomli.TOMLDecodeError) -> tuple[str, str]:
-    """tomli's message, and a hint for common mistakes."""
+    """A message for a TOML syntax error, and a hint for common mistakes."""
     if error.msg != "Invalid value":
         return error.msg, HINTS.get(error.msg, "")
     before = error.doc[: error.pos].rpartition("\n")[2]
@@ -96,7 +94,7 @@ def _explained(error: tomli.TOMLDecodeError) -> tuple[str, str]:
 
 
 def key_positions(text: str, file: str) -> dict[KeyPath, Position]:
-    """Path of every key, with list indices as ints, -> the place where it is first written."""
+    """The place where each key is first written, by its path; list indices in the path are ints."""
     scanner = _Scanner(text.replace("\r\n", "\n"), file)
     scanner.read_document()
     return scanner.positions
@@ -145,7 +143,7 @@ class _Scanner:
         self.read_value(path)
 
     def read_dotted_key(self) -> list[tuple[str, Position]]:
-        """The parts of a key; ends behind the blanks that follow it."""
+        """Read the parts of a dotted key and the blanks after it."""
         keys = []
         while True:
             self.skip(_BLANK)
@@ -181,7 +179,7 @@ class _Scanner:
         self.at += 1
 
     def skip(self, pattern: re.Pattern[str]) -> str:
-        """Move behind what the pattern finds here, and return it."""
+        """Move past the match of a pattern at this position, and return the matched text."""
         found = pattern.match(self.text, self.at)
         assert found is not None, f"tomli read what this scanner cannot, at {self.position()}"
         self.at = found.end()

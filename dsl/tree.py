@@ -44,7 +44,7 @@ Origin = tuple[KeyPath, Position | None]
 
 @define(slots=False)
 class SourceFile:
-    """One TOML file: its text, and the values in it."""
+    """A TOML file: its text, and its values."""
 
     path: Path
     text: str
@@ -69,16 +69,13 @@ class SourceFile:
 
 @define
 class Tree:
-    """The tables of a pipeline by name, its nodes under "node"; an `op` is a name, or the op itself.
+    """The tables of a pipeline by name, its nodes under "node"; a node's `op` is a name or an OpSpec.
 
-    files: those it was read from, the extending one first. root: the folder that relative paths start from.
-    find_op: the op of a node's `op`, None for what is none.
-    knows_all_ops: whether all op files could be read.
-    is_literal: its texts are what they say, as in Python; only in arguments `${...}` is a reference.
-    origins: of a value that stands elsewhere than at its path, the path that it was taken from, and the argument that
-    gave it.
-    copies: which copy a node is.
-    mistakes: found so far; a value that is among them already is NOTHING.
+    files: the files that were read, the extending file first. root: the folder that relative paths start from. find_op:
+    finds an op by the value of `op`, or returns None. knows_all_ops: whether all op files could be read. is_literal:
+    texts hold no references, as in Python; `${...}` is one only in arguments. origins: for a moved value, the path it
+    came from and the argument that set it. copies: copied node -> its origin. mistakes: all found so far; a value with
+    a mistake is NOTHING.
     """
 
     values: dict[str, Any]
@@ -107,22 +104,22 @@ class Tree:
         return self.find_op(self.table("node", node_id).get("op"))
 
     def fields(self, owner: str) -> Mapping[str, ConfigField]:
-        """The fields of a node, its launch among them, or of a table beside the nodes."""
+        """The fields of a node, including its launch table, or the fields of a table beside the nodes."""
         if owner in FIELDS:
             return FIELDS[owner]
         op = self.op(owner)
         return {LAUNCH: LAUNCH_FIELD, **({} if op is None else op.fields)}
 
     def template(self, node_id: str) -> str:
-        """The id in the file of a node, which of a copy is that of the node that it is a copy of."""
+        """The node's id in the file; for a copy, the id of the node that it is a copy of."""
         return self.copies[node_id].template if node_id in self.copies else node_id
 
     def templates(self, node_ids: Iterable[str]) -> list[str]:
-        """The ids in the file of these nodes, each once."""
+        """The ids in the file of these nodes, without repetition; copies give the id of the copied node."""
         return list(dict.fromkeys(map(self.template, node_ids)))
 
     def field(self, path: KeyPath) -> ConfigField | None:
-        """The declaration of a field, or of one in a table of a node; None for anything else."""
+        """The declaration of a field of a node, or of a field in one of its tables; None for any other path."""
         owner, *names = map(str, path[1:] if path[0] == "node" else path)
         fields, found = self.fields(owner), None
         for name in names:
@@ -131,7 +128,7 @@ class Tree:
         return found
 
     def put(self, path: KeyPath, value: Any, position: Position) -> None:
-        """Set a value that an argument gives."""
+        """Set a value that a command line argument gives."""
         table: Any = self.values
         for end, key in enumerate(path[:-1], start=1):
             if not isinstance(table.get(key), dict):
@@ -158,7 +155,9 @@ class Tree:
         return there
 
     def position(self, path: KeyPath) -> Position | None:
-        """Position of the value; else of an argument that gave a key in it; else of the nearest table around it."""
+        """The position of a value in a file; else of an argument that sets a key in it; else of the nearest table
+        around.
+        """
         where, given = self.origin(path)
         found = given or self._in_files(where) or self._given_inside(path) or self._given_inside(where)
         return found or next(filter(None, (self._in_files(where[:end]) for end in range(len(where) - 1, 0, -1))), None)
@@ -177,7 +176,7 @@ class Tree:
         self.mistakes.append(self.mistake(path, message, hint))
 
     def mistake(self, path: KeyPath, message: str, hint: str = "") -> Finding:
-        """A mistake at a value, under the path that the user wrote, and with its position where that is known."""
+        """A mistake at a value, with the path that the user wrote, and its place in the file if known."""
         where, _ = self.origin(path)
         position = self.position(path)
         if position is not None and position.is_argument:
@@ -199,26 +198,26 @@ class Tree:
 
 
 def owner_path(owner: str) -> KeyPath:
-    """The path of a node, or of a table beside the nodes."""
+    """The path in the tree of a node, or of a table beside the nodes."""
     return (owner,) if owner in FIELDS else ("node", owner)
 
 
 def cells(values: Mapping[str, Any], fields: Mapping[str, ConfigField]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The values by (field,); those in a table of a node by (table, field)."""
+    """The values by (field,), and those in a node's tables by (table, field)."""
     for name, value in values.items():
         inside = table_values(value) if name in fields and fields[name].table is not None else None
         yield from [((name,), value)] if inside is None else (((name, key), each) for key, each in inside.items())
 
 
 def table_values(value: Any) -> dict[str, Any] | None:
-    """The values in a table, which is an object or as TOML has it; None for what is no table."""
+    """The values of a table, given as a dict or as an attrs object; None for any other value."""
     if isinstance(value, dict):
         return value
     return attrs.asdict(value, recurse=False) if attrs.has(type(value)) else None
 
 
 def read_tree(file: Path) -> Tree:
-    """Read a file and all that it extends. Raises PipelineError where one of them cannot be read."""
+    """Parse a pipeline file and all files that it extends. Raises PipelineError where one of them cannot be read."""
     files = [_read(file, None)]
     seen = [os.path.realpath(file)]
     while EXTENDS in files[-1].values:
@@ -239,9 +238,7 @@ def read_tree(file: Path) -> Tree:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any], path: KeyPath = ()) -> dict[str, Any]:
-    """The tables as one, key by key; neither of them is changed, and those of `over` are copied. The recursion is as
-    deep as the tables are nested.
-    """
+    """The tables merged key by key; values of `over` win and are copied. Neither argument is changed."""
     result = dict(base)
     for key, value in over.items():
         before = base.get(key)
@@ -270,7 +267,7 @@ def _base_of(source: SourceFile) -> tuple[Path, Position | None]:
 
 
 def _read(file: Path, named_at: Position | None) -> SourceFile:
-    """Read and parse a pipeline file. named_at: where another file extends this one. Raises PipelineError."""
+    """Read and parse a pipeline file. named_at: the place where another file extends it. Raises PipelineError."""
     try:
         data = file.read_bytes()
     except (OSError, ValueError) as error:
@@ -297,7 +294,7 @@ NONE = "none"
 
 @frozen
 class Override:
-    """One `-s owner.field=value`, the owner being a node or a table such as "pipeline"."""
+    """An override from the command line, `-s owner.field=value`. owner: a node, or a table such as "pipeline"."""
 
     owner: str
     field: str
@@ -329,7 +326,7 @@ def parsed_overrides(texts: Sequence[str]) -> tuple[list[Override], list[Finding
 
 
 def put_overrides(tree: Tree, overrides: Sequence[Override]) -> list[Override]:
-    """Put the values into the tree, unchecked. Returns the overrides of nodes that it lacks."""
+    """Put the values of overrides into the tree, unchecked. Returns the overrides of nodes that the tree lacks."""
     others = []
     for override in overrides:
         if override.owner not in (*TABLE_NAMES, *tree.nodes):
@@ -351,18 +348,18 @@ def unknown_owner(override: Override, nodes: Sequence[str]) -> Finding:
 
 
 def overridden_nodes(overrides: Sequence[str]) -> dict[str, str]:
-    """The overrides that change a node, with the node's id."""
+    """A mapping from each override that changes a node to the node's id."""
     owners = {text: text.partition(".")[0].strip() for text in overrides}
     return {text: owner for text, owner in owners.items() if owner not in TABLE_NAMES}
 
 
 def changed_values(overrides: Sequence[str]) -> list[str]:
-    """The overrides that change what is computed: values of nodes, and the seed."""
+    """The overrides that change what is computed: those of nodes, and of the seed."""
     return [text for text in overrides if text in overridden_nodes([text]) or text.startswith("pipeline.seed")]
 
 
 def _put(tree: Tree, override: Override) -> None:
-    """Raises ValueError for a text that begins as a TOML value and is none."""
+    """Put one override into the tree. Raises ValueError for a text that opens a TOML value but is invalid."""
     fields = tree.fields(override.owner)
     path, expected, has_default = _declared(fields, override.field)
     op = tree.op(override.owner)
@@ -380,8 +377,9 @@ def _put(tree: Tree, override: Override) -> None:
 
 
 def _declared(fields: Mapping[str, ConfigField], text: str) -> tuple[KeyPath, Any, bool]:
-    """The path of "field", "table.field" or "field.key", the type of what stands there, and whether it has a default.
-    All behind a field that is no declared table is one key.
+    """The path of a dotted name, the type of its value, and whether it has a default.
+
+    Names: "field", "table.field" or "field.key". Everything after a field that is no declared table is one key.
     """
     name, dot, rest = text.partition(".")
     field = fields.get(name)

@@ -63,10 +63,9 @@ MOVED = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The entry point. Exit code 0 on success, 1 after a failure, 2 for a mistake in usage or in a pipeline, or
-    for a store that is not trusted.
+    """The entry point of the command line. Returns the exit code.
 
-    130 after Ctrl-C.
+    0: success; 1: failure; 2: a mistake in usage or in a pipeline, or a store that is not trusted; 130: Ctrl-C.
     """
     if arguments is None:
         gc.disable()  # the process ends with the command: a last search for cycles would be a third of a `plan`
@@ -103,18 +102,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _mistake_text(mistake: Finding) -> str:
-    """A mistake in a file or a value starts with its place, any other with "dflow:"."""
+    """The text of a mistake: it starts with its place if it has one, else with "dflow:"."""
     return str(mistake) if mistake.position or mistake.path else f"dflow: {mistake}"
 
 
 def _for_sglang(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """dflow's own arguments, and SGLang's, which follow "--" of `dflow serve`."""
+    """Split the arguments into dflow's own and the engine's, which follow "--" of `dflow serve`."""
     end = arguments.index("--") if arguments[:1] == ["serve"] and "--" in arguments else len(arguments)
     return arguments[:end], arguments[end + 1 :]
 
 
 def _check_directory() -> None:
-    """Raises DflowError where the working directory is gone, since relative paths have no meaning then."""
+    """Check that the working directory exists, since relative paths need it. Raises DflowError."""
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -122,7 +121,7 @@ def _check_directory() -> None:
 
 
 def _spare_local_servers() -> None:
-    """Have this process, its children and their libraries (MLflow, fsspec) use no proxy for servers of this machine."""
+    """Exclude this machine's own servers from proxies, for this process, its children and libraries such as MLflow."""
     if not any(os.environ.get(name) for name in (*PROXIES, *map(str.upper, PROXIES))):
         return
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
@@ -130,7 +129,7 @@ def _spare_local_servers() -> None:
 
 
 def _check_not_shadowed() -> None:
-    """Raises DflowError where another package called `ops` comes before dflow's own."""
+    """Check that no other package called `ops` comes before dflow's own. Raises DflowError."""
     found = importlib.util.find_spec("ops")
     origin = found.origin if found is not None else None
     if origin is None or Path(origin).resolve() != PROJECT / "ops" / "__init__.py":
@@ -141,7 +140,7 @@ def _check_not_shadowed() -> None:
 
 
 def _options(given: list[str]) -> argparse.Namespace:
-    """Parse the arguments; only the module of the given command is imported."""
+    """Parse the command line; only the module of the given command is imported."""
     name = given[0] if given else ""
     if name not in COMMANDS:
         _show_commands(given)
@@ -161,7 +160,7 @@ def _options(given: list[str]) -> argparse.Namespace:
 
 
 def _show_commands(given: list[str]) -> NoReturn:
-    """`dflow` without a command takes only --help."""
+    """Print the list of commands, for `dflow` without a command, and exit."""
     parser = _Parser(prog="dflow", description="Pipelines that train DFlash drafts: cached, resumable, tracked.")
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, help in COMMANDS.items():
@@ -195,7 +194,7 @@ class _Once(argparse.Action):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a mistake as dflow tells all others, below the usage."""
+    """An argument parser whose errors look like dflow's other messages, below the usage."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)

@@ -24,7 +24,7 @@ DTYPES = ("train_dflash", "finetune_vlm", "capture_targets", "regenerate_answers
 
 
 def _both(field: str, remark: str = "") -> dict[str, str]:
-    """The field of the two ops that train."""
+    """The names of a field in both ops that train, each with the remark."""
     return {f"train_dflash.{field}": remark, f"finetune_vlm.{field}": remark}
 
 

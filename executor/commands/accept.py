@@ -63,7 +63,9 @@ def _confirm(question: str) -> bool:
 
 
 def _send(store: Store, record: Record) -> str | None:
-    """Send the acceptance to MLflow, unless its run is in progress and does so itself. Returns a warning on failure."""
+    """Send a user's acceptance of an artifact to MLflow; a run in progress sends it itself. Returns a warning on
+    failure.
+    """
     if not is_tracked(record):
         return None
     try:

@@ -39,7 +39,7 @@ def add_execution(parser: argparse.ArgumentParser) -> None:
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add --sweep, --to and --only."""
+    """Add the options --sweep, --to and --only to a parser."""
     parser.add_argument(
         "--sweep",
         action="append",
@@ -69,7 +69,7 @@ def add_run(parser: argparse.ArgumentParser, default: str = LATEST) -> None:
 
 
 def add_ray(parser: argparse.ArgumentParser) -> None:
-    """Add --ray; `use_cluster(options.ray)` comes before all that asks for the cluster."""
+    """Add the option --ray. The command must call `use_cluster(options.ray)` before it uses the cluster."""
     parser.add_argument(
         "--ray",
         metavar="HOST:PORT",
@@ -79,16 +79,17 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add --trust to a command that does more than look at a store: it writes, sends, or runs what a record names."""
+    """Add the option --trust, for commands that write, send, or run what a record names."""
     parser.add_argument(
         "--trust", action="store_true", help="use a store that you did not make here, from now on, for all commands"
     )
 
 
 def check_store(options: argparse.Namespace, path: Path) -> None:
-    """Let a command use a store that somebody else made: with --trust, or once a user at a terminal agrees, for good.
+    """Check that the user trusts a store that somebody else made: by --trust, or by an answer at the terminal, which is
+    kept.
 
-    Raises NotTrusted where it may not.
+    Raises NotTrusted where the user refuses or there is no terminal.
     """
     if is_own_store(path):
         return
@@ -107,7 +108,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_address(parser: argparse.ArgumentParser, port: int) -> None:
-    """Add --host and --port, where a server listens."""
+    """Add the options --host and --port of a server."""
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -122,8 +123,9 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 
 def store_of(options: argparse.Namespace) -> Path:
-    """The folder of the store by --store, or by the place of the pipeline file where the command has one; commands that
-    are printed from now on name it where they have to.
+    """The store's folder: that of --store, else one found from the pipeline file, if the command has one.
+
+    Commands that are printed from now on name this store where necessary.
     """
     path = store_path(options.store, getattr(options, "file", None))
     name_store(path, store_path(None, None))
@@ -131,7 +133,7 @@ def store_of(options: argparse.Namespace) -> Path:
 
 
 def open_store(options: argparse.Namespace, *, write: bool = False) -> Store:
-    """Open the store of a command's options. write: for a command that has `add_trust`; see `check_store`."""
+    """Open the store that a command's options name. write: for commands with `add_trust`; see `check_store`."""
     path = store_of(options)
     if write:
         check_store(options, path)
@@ -139,7 +141,7 @@ def open_store(options: argparse.Namespace, *, write: bool = False) -> Store:
 
 
 def count(text: str, least: int = 0) -> int:
-    """The type of an argument that is a count."""
+    """Parse a command's argument as a number of at least `least`."""
     if not (text.isascii() and text.isdecimal() and int(text) >= least):
         raise argparse.ArgumentTypeError(f'expected a whole number, {least} or more, got "{text}"')
     return int(text)

@@ -49,7 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 1 where a cause was found. Results of drafts before one that cannot be measured are kept and shown."""
+    """Run `dflow diagnose`. Exit code 1 where a cause was found.
+
+    If a draft cannot be measured, results of earlier drafts are kept and shown.
+    """
     store = open_store(options)
     check_store(options, store.path)
     record, note = find_draft_run(store.records, options.run, options.node, (Draft,))

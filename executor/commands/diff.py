@@ -38,7 +38,10 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _two_records(records: Path, first: str | None, second: str | None) -> tuple[Record, Record]:
-    """The two named runs; the named one and the latest other; or the last two, the older first. Raises StoreError."""
+    """The two records to compare, the older first. Raises StoreError.
+
+    These are the two that are named; or the one that is named and the latest other one; or the last two.
+    """
     named = find_record(records, first)
     if second is not None:
         return named, find_record(records, second)

@@ -112,9 +112,9 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _findings(options: argparse.Namespace, check: Callable[[str], None]) -> Iterator[Finding]:
-    """Slow probes run in the background; their findings come last.
+    """All findings about machine, store and cluster; slow probes run in the background, and come last.
 
-    Raises PipelineError where there is no such file.
+    Raises PipelineError where the pipeline file does not exist.
     """
     machine = Machine()
     if options.file is not None:
@@ -143,7 +143,10 @@ def _findings(options: argparse.Namespace, check: Callable[[str], None]) -> Iter
 
 
 def _mlflow_findings(store: Path, file: Path | None) -> Iterator[Finding]:
-    """A file with mistakes counts too, where its tracking address can be read."""
+    """Findings on the MLflow server of a pipeline file, or of the store without one.
+
+    The server is checked even if the file has mistakes, as long as the tracking address can be read.
+    """
     try:
         uri = _tracking_uri(file) if file is not None else None
         resolved = None if uri is None else resolved_text(uri)
@@ -187,7 +190,7 @@ def _refuse_unused(options: argparse.Namespace) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Find artifacts that were damaged after their commit, and take them out of use."""
+    """Run `dflow doctor --verify`: find artifacts that were damaged after their commit, and take them out of use."""
     store = open_store(options)
     records = [find_record(store.records, run) for run in options.verify]
     used = (node.digest for record in records for node in record.state.nodes.values())
@@ -217,7 +220,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _take_out_of_use(store: Store, damages: Mapping[str, Sequence[Finding]]) -> None:
-    """Print every damaged file and what rebuilds its artifact; in a store of the user's, take these out of use."""
+    """Print every damaged file, and how to rebuild its artifact; in the user's own store, set these artifacts aside."""
     records = list(newest_records(store.records))
     for digest, found in damages.items():
         for damage in found:
@@ -259,7 +262,7 @@ def _probe_target(options: argparse.Namespace) -> int:
 
 
 def _compare_backends(options: argparse.Namespace) -> int:
-    """Compare the states that transformers and SGLang give for a few samples of each capture node."""
+    """Run `dflow doctor --backends`: compare the states of transformers and SGLang for each capture node."""
     from executor.model_tools.measure import compare
     from ops.tools.compare_backends.text import comparison_text
 

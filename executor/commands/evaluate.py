@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """The exit code of the run; it ends with the verdicts of the report's first screen."""
+    """Run `dflow evaluate`, and print the verdicts of the report's first screen. Returns the run's exit code."""
     graph = checked_graph(options)
     path = store_of(options)
     check_store(options, path)
@@ -69,7 +69,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def checked_graph(options: argparse.Namespace) -> Graph:
-    """Raises PipelineError with all mistakes in the arguments, DataError for a file without prompts."""
+    """The graph of the evaluation. Raises PipelineError with all mistakes in arguments, DataError without prompts."""
     try:
         pipeline = evaluation_pipeline(
             options.draft, options.target, options.prompts, options.max_prompts, options.drafts

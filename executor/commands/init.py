@@ -57,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Raises DataError for unusable data, data that `plan` could not read, and a file that exists, all at once."""
+    """Run `dflow init`. Raises DataError for unusable data, data that `plan` cannot read, and an existing file, all at
+    once.
+    """
     output: Path = options.output
     mistakes = _output_mistakes(output, options.force)
     target: Target | None = None
@@ -104,7 +106,9 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _image_root(options: argparse.Namespace) -> str | tuple[str, ...] | None:
-    """The option's value for ingest. Raises DataError where there are several, and not one for each DATA."""
+    """The value of image_root for ingest. Raises DataError for several that do not match the data arguments
+    one to one.
+    """
     roots = [str(Path(root).resolve()) for root in options.image_root or ()]
     if len(roots) > 1 and len(roots) != len(options.data):
         raise DataError(
@@ -124,7 +128,9 @@ def _output_mistakes(output: Path, force: bool) -> list[str]:
 
 
 def _pipeline_name(output: Path, data: Path) -> str:
-    """The file's own name where the user chose one, else that of the data, so that pipelines differ in MLflow."""
+    """A name for the new pipeline: the output file's if the user chose one, else the data's, so that MLflow tells them
+    apart.
+    """
     source = Path(os.path.abspath(data))  # noqa: PTH100  "." has no name
     chosen = source.name if source.is_dir() else source.stem
     if output.name != DEFAULT_OUTPUT.name:
@@ -133,15 +139,17 @@ def _pipeline_name(output: Path, data: Path) -> str:
 
 
 def _data_path(output: Path, data: Path) -> str:
-    """The data as the pipeline file names it: relative where it lies in the file's folder, so that both can move."""
+    """The path of the data for the pipeline file: relative if the data lies in the file's folder, so that both can
+    move.
+    """
     here, there = output.absolute().parent, Path(os.path.abspath(data))  # noqa: PTH100  links stay as they are
     return there.relative_to(here).as_posix() if there.is_relative_to(here) else str(there)
 
 
 def _write_schema(path: Path, force: bool) -> bool:
-    """Write the schema for editors. An existing one may include the user's own ops, so only `force` overwrites it.
+    """Write the JSON schema for editors. Returns False where a different one is kept.
 
-    Returns False where a different one is kept.
+    An existing schema may include the user's own ops, so only `force` overwrites it.
     """
     schema = json.dumps(pipeline_schema(all_ops()), indent=1, ensure_ascii=False) + "\n"
     if os.path.lexists(path) and not force:
@@ -151,7 +159,7 @@ def _write_schema(path: Path, force: bool) -> bool:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replaces a link instead of writing where it leads."""
+    """Write a new file in the place of an old one; a link there is replaced, not followed."""
     path.unlink(missing_ok=True)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)

@@ -57,8 +57,9 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _follow(record: Record, node_id: str, log: _Log) -> None:
-    """Print new output across attempts, and how far the node is with its newest metrics, until it is done, has failed
-    for good, or has no executor any more.
+    """Print a node's output across attempts, with its progress and newest metrics, until the node has ended.
+
+    It has ended when it is done, has failed for good, or no executor works on it any more.
     """
     reader, live, shown_at = EventReader(record.events_path), Live(), 0.0
     is_new = False
@@ -89,7 +90,7 @@ def _print_reached(record: Record, node_id: str) -> None:
 
 
 def _print_source(store: Store, record: Record, node_id: str, lines: int | None) -> None:
-    """Print the log of the run that computed a cached node. Raises DflowError where there is none."""
+    """Print the log of the run that computed a cached node. Raises DflowError without such a log."""
     node = record.state.nodes[node_id]
     if node.source_run is None:
         running = [each.run for each in running_runs(store.records) if _runs(each, node_id)]
@@ -118,7 +119,7 @@ def _print_source(store: Store, record: Record, node_id: str, lines: int | None)
 
 
 def _newest_log(store: Store, node_id: str) -> str:
-    """The command for the newest run in which a node of this name printed something; empty for none."""
+    """The command that shows the newest run in which a node of this name printed something; "" without one."""
     for record in newest_that_ran(store.records):
         if node_id in record.state.nodes and _Log(record.log_path(node_id)).exists:
             return f"its newest log is of run {record.run}: dflow logs {record.run} {node_id}"
@@ -130,7 +131,7 @@ def _runs(record: Record, node_id: str) -> bool:
 
 
 class _Log:
-    """Prints a file that grows."""
+    """A reader that prints a growing log file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -143,7 +144,7 @@ class _Log:
         return is_plain(self._path, self._path.parent.parent)
 
     def print_last(self, lines: int | None) -> None:
-        """Print the last lines of the current file; None: all."""
+        """Print the last lines of the log file; None for all."""
         if lines is None:
             self.print_more()
         elif self.exists:
@@ -153,7 +154,7 @@ class _Log:
                 self._offset = file.tell()
 
     def print_more(self) -> None:
-        """Print what was appended since the last call."""
+        """Print the text that was appended to the log since the last call."""
         if not self.exists:
             return
         with open_plain(self._path) as file:
@@ -163,9 +164,9 @@ class _Log:
             self._offset = file.tell()
 
     def _write(self, data: bytes) -> None:
-        """The bytes as they are; on a terminal without sequences that would move its cursor or do worse.
+        """Write log output as it is, or without control sequences if the output is a terminal.
 
-        A carriage return there ends the line: what a progress bar overwrites is shown line by line.
+        On a terminal a carriage return ends the line, so that each state of a progress bar is a line of its own.
         """
         if self._on_terminal:
             text = self._decoder.decode(data).replace("\r\n", "\n").replace("\r", "\n")

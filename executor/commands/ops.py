@@ -113,7 +113,9 @@ def _launches(spec: OpSpec) -> str:
 
 
 def reference(specs: Mapping[str, OpSpec]) -> str:
-    """Tables of the file, `launch`, and every op with inputs, output and fields."""
+    """The reference as Markdown: tables of the file's keys, of `launch`, and of every op's inputs, output
+    and fields.
+    """
     ops = (line for spec in specs.values() for line in _reference_of(spec))
     return "\n".join([HEAD, *_tables(), *_launch(), *ops]) + "\n"
 

@@ -61,7 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 2 where a node that would run lacks something here. A drawing shows what would run in any case."""
+    """Run `dflow plan`. Exit code 2 where a node that would run lacks something on this machine.
+
+    With a drawing requested, what would run is drawn in any case.
+    """
     use_cluster(options.ray)
     if options.picture is not None and options.picture.suffix.lower() not in PICTURES:
         raise DflowError(f"{options.picture}: the name of a picture must end in {', '.join(PICTURES)}")
@@ -109,7 +112,7 @@ def main(options: argparse.Namespace) -> int:
 def _memory(
     graph: Graph, needs: Mapping[str, Estimate], history: PreviousNodes
 ) -> tuple[dict[str, int | None], list[str]]:
-    """What a rank of each node took when it ran last, and the nodes that do not fit on this machine."""
+    """The peak memory of a rank when each node last ran, and a line for each node that does not fit on this machine."""
     from executor.planning.preflight import measured_memory, too_large
     from executor.system.hardware import gpu_memory, machine_memory
 
@@ -122,7 +125,7 @@ def _memory(
 
 
 def _cluster_lines(graph: Graph) -> list[str]:
-    """A line on each cluster that nodes use."""
+    """A line on each cluster that the graph's nodes use."""
     elsewhere = [node.launch for node in graph.nodes.values() if node.launch.kind == "ray"]
     if not elsewhere:  # the usual case: no module that runs stages is imported
         return []
@@ -132,7 +135,7 @@ def _cluster_lines(graph: Graph) -> list[str]:
 
 
 def _explain(store: Store, planner: Planner, options: argparse.Namespace, absent_inputs: list[Finding]) -> int:
-    """Print the causes of one node. Raises PipelineError where data is gone that a node would have to read."""
+    """Print why one node would run or is cached. Raises PipelineError where data that a node must read is missing."""
     from executor.planning.explanation import explain, explanation_text
 
     if absent_inputs:
@@ -147,7 +150,7 @@ def _explain(store: Store, planner: Planner, options: argparse.Namespace, absent
 
 
 def _draw(graph: Graph, states: Mapping[str, str], options: argparse.Namespace) -> int:
-    """Print or write the graph; states: a word for each node."""
+    """Print the graph, or write it as a picture. states: a word for each node."""
     from executor.report.graph_text import dot, drawn_graph, levels
 
     if options.picture is not None:
@@ -175,7 +178,7 @@ def _draw(graph: Graph, states: Mapping[str, str], options: argparse.Namespace) 
 
 
 def _coloured(text: str) -> str:
-    """Colour the states, only on a terminal. States are columns between blanks."""
+    """The text with states coloured, if on a terminal. States are columns between blanks."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return text
     state = re.compile(rf"(?<=  )(?:{'|'.join(COLOURS)})(?=  |$)", re.MULTILINE)
@@ -202,7 +205,7 @@ def print_estimates(
     free_disk: int,
     store: Path,
 ) -> None:
-    """Print what one rank holds, what it took last, and the disk space that nodes need: a table, then parts and notes.
+    """Print the memory of a rank, its peak in the last run, and the disk space of each node, then details and notes.
 
     Prints nothing if no op gives an estimate.
     """
@@ -258,6 +261,6 @@ def _disk(need: Estimate) -> str:
 
 
 def _parts(parts: Mapping[str, int]) -> str:
-    """The largest first."""
+    """The parts of an estimate as text, the largest first."""
     ordered = sorted(((size, name) for name, size in parts.items() if size), reverse=True)
     return ", ".join(f"{name} {shown_bytes(size)}" for size, name in ordered)

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 1 where no artifact of the pipeline, or of --node, is here or at the remote."""
+    """Run `dflow pull`. Exit code 1 where neither store nor remote has an artifact of the pipeline, or of --node."""
     file = Path(options.what) if options.what and Path(options.what).suffix in (".toml", ".py") else None
     path = store_path(options.store, file)
     check_store(options, path)
@@ -86,7 +86,7 @@ def main(options: argparse.Namespace) -> int:
 def _of_file(
     store: Store, remote: Remote, file: Path, options: argparse.Namespace
 ) -> tuple[Sequence[Wanted], Sequence[str], int]:
-    """The artifacts to fetch, the nodes that have none anywhere, and the number of nodes requested."""
+    """The artifacts to fetch for a pipeline, the nodes that have none anywhere, and the number of nodes requested."""
     graph = read_graph(file, options.set)
     chosen = required_nodes({node.id: node.copy for node in graph.nodes.values()}, options.node)
     found = [
@@ -99,7 +99,7 @@ def _of_file(
 
 
 def _of_remote(store: Store, remote: Remote, node: str | None) -> Sequence[Wanted]:
-    """All artifacts of the remote, or all of a node. Raises StoreError where the disk has no room for them."""
+    """The artifacts to fetch: all of the remote, or those of a node. Raises StoreError where the disk lacks room."""
     wanted = everything(remote, node)
     size = missing_bytes(remote, [each for each in wanted if not store.has(each.digest)])
     if size > (free := free_bytes(store.path)):

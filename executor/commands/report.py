@@ -46,7 +46,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _with_results(store: Store, latest: Record) -> str:
-    """A line on the newest run that has the results which the latest one lacks; empty where it lacks none."""
+    """A line that names the newest run with the results that the latest run lacks; empty if it lacks none."""
     wanted = latest.state.result_nodes
 
     def is_done(record: Record) -> bool:
@@ -62,6 +62,6 @@ def _with_results(store: Store, latest: Record) -> str:
 
 
 def default_path(records: Sequence[Record]) -> Path:
-    """The default file of a report: in the folder of the last run's record, which `dflow rm` removes whole."""
+    """The default path of a report: in the last run's record folder, which `dflow rm` removes whole."""
     folder = records[-1].folder
     return folder / (REPORT if len(records) == 1 else f"report_of_{len(records)}_runs.html")

@@ -68,9 +68,10 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _choose(records: Path, options: argparse.Namespace) -> tuple[Record, Sequence[Record]]:
-    """The run to resume: the one named, else the one that stopped last, else the latest; and other unfinished ones.
+    """The run to resume, and the other unfinished runs.
 
-    --from starts from the latest, which need not be unfinished.
+    It is the run that the user named, else the unfinished run that stopped last, else the latest run. With --from it is
+    the latest, finished or not.
     """
     unfinished = unfinished_runs(records) if options.run is None and not options.start else []
     if unfinished:
@@ -79,9 +80,9 @@ def _choose(records: Path, options: argparse.Namespace) -> tuple[Record, Sequenc
 
 
 def _edited_files(record: Record) -> list[Path]:
-    """Files beside the run's pipeline that name it and are newer than the run; none of a run without a pipeline file.
+    """The TOML and Python files in the pipeline's folder that name the pipeline and changed after the run started.
 
-    The record does not name the file.
+    The record does not say which file it was, so all are searched. Empty for a run that no file started.
     """
     if record.state.started_by != "run":
         return []

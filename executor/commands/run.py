@@ -82,7 +82,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _sorted_by(graph: Graph, metric: str) -> Graph:
-    """Raises PipelineError where there is no table to sort."""
+    """The graph with its sweep sorted by a metric. Raises PipelineError for a graph that is no sweep."""
     if all(node.copy is None for node in graph.nodes.values()):
         message = f"--sort {metric}: there is no table to sort, since no selected node is swept"
         raise PipelineError([Finding(message, advice="--sweep node.field=[value, value] copies nodes")])

@@ -55,7 +55,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _tag(options: argparse.Namespace, name: str, run: str, *, remove: bool = False) -> int:
-    """Name a run, or remove the name. A store without that run is not made."""
+    """Add a tag to a run, or remove it. A missing store is not created."""
     find_folder(open_store(options).records, run)
     store = open_store(options, write=True)
     with exclusive_gc_lock(store.path):  # no two commands give one name to two runs

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 0 where the prompt was answered with the draft's help, 1 otherwise."""
+    """Run `dflow serve`. Exit code 0 where the prompt was answered with the draft's help, 1 otherwise."""
     store = open_store(options)
     check_store(options, store.path)
     record, note = find_draft_run(store.records, options.run, options.node, (Draft, CheckedDraft))

@@ -94,7 +94,7 @@ def _live_metrics(record: Record) -> dict[str, Live]:
 
 
 def _show_progress(node: NodeState, live: Live) -> None:
-    """Put what the node reported into its row: how far it is, or was when it ended, and why that was."""
+    """Put the node's progress into its row of the table, or after its end how far it came, and why it ended."""
     if node.state == "running":
         node.reason = str(live) or "running"
     elif reached := live.reached_with_metrics:
@@ -105,7 +105,7 @@ def _show_progress(node: NodeState, live: Live) -> None:
 
 
 def _cluster_lines(record: Record) -> list[str]:
-    """A line on the cluster of the run's nodes; none for one of dflow's own, which only that run can use."""
+    """A line on the Ray cluster that the run's nodes use; none for dflow's own cluster, which only the run can use."""
     nodes = recorded_nodes(record.folder).values()
     elsewhere = [
         launch for node in nodes if (launch := structure(Launch, known_fields(Launch, node.launch))).kind == "ray"
@@ -124,7 +124,7 @@ def _cluster_lines(record: Record) -> list[str]:
 
 
 def _swept_graph(record: Record) -> Graph | None:
-    """The graph of a sweep, for its combinations; None where there is no sweep or its ops no longer load."""
+    """The graph of a run that is a sweep; None for any other run, or where its ops no longer load."""
     try:
         is_swept = any(node.copy is not None for node in recorded_nodes(record.folder).values())
         return record.graph() if is_swept else None
@@ -143,7 +143,7 @@ def _path(store: Store, node: NodeState) -> str | None:
 
 
 def _to_json(store: Store, record: Record, live: Mapping[str, Live]) -> dict[str, Any]:
-    """A running node has its current metrics and progress."""
+    """The run as JSON for `dflow status`; running nodes have their current metrics and progress."""
     state = record.state
     sent = sent_of(record)
     ops = record.op_names()

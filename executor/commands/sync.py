@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Exit code 1 where MLflow did not receive everything, 2 where the store is not trusted."""
+    """Run `dflow sync`. Exit code 1 where MLflow did not receive everything, 2 where the store is not trusted."""
     store = open_store(options, write=True)
     if options.run is not None:
         record = find_record(store.records, options.run)
@@ -37,7 +37,10 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _send_all(store: Store, *, everything: bool) -> int:
-    """Oldest first, since a cached node names the MLflow run that computed it. An unreachable server is tried once."""
+    """Send all runs of a store to MLflow, the oldest first: cached nodes name the run that computed them.
+
+    A server that cannot be reached is tried only once. Returns the exit code.
+    """
     code = OK
     unreachable: set[str | None] = set()
     checked = 0
@@ -79,7 +82,9 @@ def _send_all(store: Store, *, everything: bool) -> int:
 
 
 def _unreadable(record: Record) -> int:
-    """OK where the graph can be read with the current ops; else prints why, and returns the exit code for that."""
+    """Check that the run's graph can be read with the current ops. Returns OK, or prints why not and returns the exit
+    code.
+    """
     try:
         record.graph()
     except (NotTrusted, PipelineError, StoreError) as error:
@@ -90,7 +95,7 @@ def _unreadable(record: Record) -> int:
 
 
 def _send(store: Store, record: Record) -> int:
-    """Send the rest of a locked run."""
+    """Send everything that MLflow lacks of a locked run. Returns the exit code."""
     warning, counts = send_rest(store.path, record.folder, print_lines)
     if warning is not None:
         print_lines(f"dflow: {warning}", error=True)
@@ -100,7 +105,7 @@ def _send(store: Store, record: Record) -> int:
 
 
 def _sent_text(counts: Mapping[str, int]) -> str:
-    """The counts of what was sent; empty where nothing was."""
+    """The counts of what was sent, as text; empty if nothing was."""
     parts = [
         f"{counts[name]} {name if counts[name] > 1 else name[:-1]}"
         for name in ("runs", "points", "files")

@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def allowed_hosts(host: str) -> str:
-    """The names by which this machine is reached at that host, for MLflow's list of them.
+    """The host names to accept in requests to MLflow's server at this host.
 
-    MLflow's own list has patterns of private addresses, 10.*, which also fit names of strangers, 10.evil.example: their
-    pages could read everything once that name leads here (DNS rebinding).
+    MLflow's own default accepts 10.*, and so 10.evil.example: pages of that site could read everything once its name
+    leads here (DNS rebinding).
     """
     names = {*LOOPBACK, host}
     if is_reachable_by_others(host):
@@ -57,7 +57,7 @@ def allowed_hosts(host: str) -> str:
 
 
 def links(records: Path, url: str) -> Iterator[str]:
-    """Lines with the addresses of the newest run's experiment, and of the newest sweep's comparison, in this MLflow."""
+    """Lines with the addresses in MLflow of the newest run's experiment, and of the newest sweep's comparison."""
     here = (record for record in islice(newest_records(records), NEWEST) if record.state.tracking_uri is None)
     sent = [found for record in here if (found := SentRun.read(record.folder)) and found.parent]
     if sent:
@@ -73,7 +73,7 @@ def links(records: Path, url: str) -> Iterator[str]:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Serve until Ctrl-C. MLflow's output goes to a log in the store."""
+    """Run `dflow ui`: serve MLflow until Ctrl-C, with its output in a log of the store."""
     store = open_store(options).path
     check_store(options, store)
     if not (store / "mlflow.db").exists():

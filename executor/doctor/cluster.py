@@ -19,8 +19,10 @@ AUTHENTICATION = "start Ray on every host with RAY_AUTH_MODE=token and the same 
 
 
 def cluster_findings(address: str, store: Path, project: Path, *, accepts_open: bool) -> Iterator[Finding]:
-    """Check a Ray cluster and its hosts. address: "host:port" of its head; accepts_open: whether it may let anyone in;
-    store: need not exist yet; project: the folder of the pipeline and its data.
+    """Check a Ray cluster and its hosts, and yield findings.
+
+    address: "host:port" of its head. accepts_open: whether it may let anyone in. store: need not exist yet. project:
+    the folder of the pipeline and its data.
     """
     name = f"cluster {address}"
     if importlib.util.find_spec("ray") is None:
@@ -57,7 +59,7 @@ def _authentication(address: str, accepts_open: bool) -> Finding:
 
 
 def host_findings(hosts: tuple[HostFacts, ...], store: Path, project: Path) -> Iterator[Finding]:
-    """What differs between the hosts of a cluster and this one, or one finding where nothing does."""
+    """Findings on how the hosts of a cluster differ from this one; a single good finding where none differs."""
     here = host_facts(HERE)
     faulty = False
     for host in hosts:

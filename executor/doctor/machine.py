@@ -45,7 +45,7 @@ SHARED = Path("/dev/shm")
 
 
 def start_probes() -> dict[str, subprocess.Popen[str]]:
-    """One process for each installed library that takes seconds to load, all at once."""
+    """Start a process for each installed library that is slow to import, all at once; returned by library."""
     return {
         name: subprocess.Popen(
             module_command("executor.doctor.probe", name, str(os.getpid())),
@@ -61,7 +61,7 @@ def start_probes() -> dict[str, subprocess.Popen[str]]:
 
 
 def version_findings() -> Iterator[Finding]:
-    """Python, dflow's required libraries, and those of its extras."""
+    """Findings on the versions of Python, of dflow's required libraries, and of those of its extras."""
     python, requirements = declared()
     version = ".".join(map(str, sys.version_info[:3]))
     if python.contains(version):
@@ -92,8 +92,9 @@ def version_findings() -> Iterator[Finding]:
 
 
 def declared() -> tuple[SpecifierSet, dict[str, list[Requirement]]]:
-    """(Python's version bounds, extra -> its requirements; dflow's own under ""): of pyproject.toml in a
-    checkout, else of the installed distribution.
+    """Python's version bounds, and the requirements of each extra; dflow's own stand under "".
+
+    They are read from pyproject.toml in a checkout, else from the installed distribution.
     """
     file = PROJECT / "pyproject.toml"
     if file.is_file():
@@ -111,7 +112,7 @@ def declared() -> tuple[SpecifierSet, dict[str, list[Requirement]]]:
 
 
 def loaded_findings(probes: Mapping[str, subprocess.Popen[str]]) -> Iterator[Finding]:
-    """The results of the probes, in a fixed order."""
+    """The findings of the probe processes, in a fixed order."""
     for name in PROBED:
         if name in probes:
             yield from _LOADED[name](_probe_result(probes[name], TorchFacts if name == "torch" else LibraryFacts))
@@ -157,7 +158,7 @@ def _torch(found: LibraryFacts | str) -> Iterator[Finding]:
 
 
 def _compile(fault: str) -> Finding:
-    """Whether kernels can be compiled for the GPU, as training needs."""
+    """A finding on whether kernels can be compiled for the GPU. fault: why not, "" if they can."""
     if not fault:
         return Finding("a C compiler and Triton compile kernels for the GPU", level="good", code="torch.compile")
     remedy = "install gcc, Python's headers (python3-dev), and the Triton that torch was released with"
@@ -195,7 +196,7 @@ def _extra(extra: str, each: Requirement, version: str) -> Finding:
 
 
 def _allows(each: Requirement, version: str) -> bool:
-    """Whether a version is allowed by PEP 440; pre-releases count."""
+    """Whether a requirement allows a version by PEP 440, pre-releases included."""
     return version != NOT_INSTALLED and each.specifier.contains(version, prereleases=True)
 
 

@@ -27,11 +27,11 @@ class LibraryFacts:
 
 @frozen(kw_only=True)
 class TorchFacts(LibraryFacts):
-    """The facts of torch and of its GPUs. cuda: the version that torch is built for. gpus: names of those that it can
-    use; memory: bytes of each.
+    """Facts about torch and its GPUs.
 
-    warnings: of CUDA's initialisation. fault, compile_fault: why the first GPU cannot compute, and why nothing compiles
-    for it; empty where it works.
+    cuda: the CUDA version that torch is built for. gpus, memory: names and bytes of the usable GPUs. warnings: those of
+    CUDA's initialisation. fault: why the first GPU cannot compute; compile_fault: why nothing compiles for it; empty if
+    it works.
     """
 
     cuda: str | None
@@ -66,9 +66,10 @@ def torch_facts() -> TorchFacts:
 
 
 def compile_fault_on(device: str) -> str:
-    """Why torch.compile does not work on a device, "" where it does: it needs a C compiler, and Triton on a GPU.
+    """The reason why torch.compile does not work on a device, "" if it works: it needs a C compiler, and Triton on a
+    GPU.
 
-    No cached code of an earlier process is used. Call it before torch has compiled anything.
+    No code cached by an earlier process is used. Call it before torch has compiled anything.
     """
     with tempfile.TemporaryDirectory(prefix="dflow-doctor-") as caches:
         os.environ |= {"TORCHINDUCTOR_CACHE_DIR": caches, "TRITON_CACHE_DIR": caches}
@@ -87,7 +88,7 @@ def compile_fault_on(device: str) -> str:
 
 
 def transformers_facts() -> LibraryFacts:
-    """Imports dflow's image processor too, which an incompatible torchvision breaks."""
+    """The facts of transformers; it also imports dflow's image processor, which an incompatible torchvision breaks."""
     import transformers
 
     import ops.lib.vision.processor  # noqa: F401 (whether it loads)

@@ -34,7 +34,7 @@ SYNC_LATER = "runs continue without it; `dflow sync` sends the rest later"
 
 
 def storage_findings(path: Path) -> Iterator[Finding]:
-    """Check the store, its artifacts and its disk. path: of the store, which need not exist yet."""
+    """Check a store, its artifacts and its disk, and yield findings. path: the store's, which need not exist yet."""
     try:
         store = Store.open(path, write=False)
     except StoreError as error:
@@ -59,7 +59,7 @@ def storage_findings(path: Path) -> Iterator[Finding]:
 
 
 def _file_system(path: Path) -> Finding:
-    """Tested in a temporary folder."""
+    """A finding on whether the store's file system works, tested in a temporary folder."""
     place = next(here for here in (path, *path.parents) if here.exists())
     try:
         with tempfile.TemporaryDirectory(prefix=".dflow-doctor-", dir=place) as folder:
@@ -74,7 +74,7 @@ def _file_system(path: Path) -> Finding:
 
 
 def _faults(folder: Path) -> Iterator[str]:
-    """What does not work there of the operations that the store relies on."""
+    """The file system operations that the store needs and that fail in this folder, as texts."""
     file = folder / "lock"
     file.write_text("old")
     with file.open("r+b") as first, file.open("r+b") as second:
@@ -98,7 +98,9 @@ def _faults(folder: Path) -> Iterator[str]:
 
 
 def _leases(path: Path) -> Iterator[Finding]:
-    """Which runs work here, and leases that another host holds or never released; locks nothing."""
+    """Findings on leases: the runs at work here, and leases that another host holds or never released.
+    Locks nothing.
+    """
     for lease in sorted((path / "work").glob("*/lease")):
         holder = Holder.read(lease.parent)
         key = shown_digest(lease.parent.name)
@@ -110,8 +112,9 @@ def _leases(path: Path) -> Iterator[Finding]:
 
 
 def tracking_findings(store: Path, uri: str | None) -> Iterator[Finding]:
-    """Check the MLflow server or database of runs. uri: resolved, of [mlflow] in a pipeline file; None for the database
-    in the store.
+    """Check the MLflow server or database, and yield findings.
+
+    uri: from [mlflow] of a pipeline file, with secrets filled in; None for the database in the store.
     """
     uri = uri or f"sqlite:///{store / 'mlflow.db'}"
     scheme = urlsplit(uri).scheme
@@ -124,7 +127,7 @@ def tracking_findings(store: Path, uri: str | None) -> Iterator[Finding]:
 
 
 def _server(uri: str) -> Finding:
-    """Ask the server. A name and a password in the address are sent as basic authentication, as MLflow does."""
+    """A finding on whether an MLflow server answers. A name and password in its address are sent as MLflow does."""
     parts = urlsplit(uri)
     user, _, place = parts.netloc.rpartition("@")
     shown = parts._replace(netloc=place).geturl()
@@ -147,7 +150,10 @@ def _server(uri: str) -> Finding:
 
 
 def _database(path: Path) -> Finding:
-    """Migrations are read from the files of the installed MLflow, which is not imported."""
+    """A finding on whether the installed MLflow can use its SQLite database, by the database's schema revision.
+
+    Known revisions are read from MLflow's files, without importing it.
+    """
     if not path.exists():
         return Finding(f"{path}: does not exist yet; the first run creates it", level="good", code="MLflow")
     try:
@@ -176,7 +182,7 @@ def _database(path: Path) -> Finding:
 
 
 def _revisions() -> tuple[set[str], set[str]]:
-    """(all revisions that the installed MLflow knows, the newest of them)."""
+    """The database revisions that the installed MLflow knows, and the newest of them."""
     spec = importlib.util.find_spec("mlflow")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     known: set[str] = set()

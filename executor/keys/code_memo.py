@@ -29,18 +29,16 @@ READERS = tuple(Path(module.__file__ or "") for module in (dsl.closure, dsl.enco
 
 
 class CodeDigests(dict[str, str]):
-    """Digests by file; not to be changed, since nodes of one op share it and its encoding."""
+    """The digests of source files by path. Never changed, since nodes of one op share it and its encoding."""
 
     @cached_property
     def encoded(self) -> bytes:
-        """The bytes that enter a key."""
+        """The encoded digests, as they enter a key."""
         return encode(dict(self))
 
 
 class CodeMemo:
-    """The digests of code. Within the life of an object every file is looked at once; without a memo every file is
-    parsed.
-    """
+    """A cache of code digests. An object reads every file once; without a memo file, every file is parsed."""
 
     def __init__(self, memo: Path | None, now: Callable[[], float] = time.time) -> None:
         self._memo = Memo(memo, "path")
@@ -59,7 +57,7 @@ class CodeMemo:
         return f"{sys.implementation.cache_tag} {hashlib.sha256(code).hexdigest()}"
 
     def of(self, functions: Sequence[str], roots: Sequence[Path], classes: Sequence[str] = ()) -> CodeDigests:
-        """The digests of `Project.closure`. Raises ConfigError as it does."""
+        """The code digests of `Project.closure` for these arguments. Raises ConfigError as it does."""
         request = (tuple(functions), tuple(roots), tuple(classes))
         if request not in self._digests:
             project = self._projects.setdefault(request[1], Project(request[1], self._read))

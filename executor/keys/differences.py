@@ -25,7 +25,7 @@ OTHER_RULE = f"code rule changed: {EARLIER_RULE}"  # the reason of a node withou
 
 @frozen
 class FileContent:
-    """What a field has for a value where it names a file or folder, whose content counts. path: empty where unknown."""
+    """The content of a file or folder that a field names, in place of the field's value. path: "" where unknown."""
 
     digest: str
     path: str = ""
@@ -36,15 +36,15 @@ class FileContent:
 
 @frozen
 class Difference:
-    """One named value that is not the same in two nodes; ABSENT where one of them lacks it.
+    """A named value that differs between two nodes; ABSENT where one of them lacks it.
 
-    kind: "op", "config", "content", "code" and "library" enter the key. "code rule": only one of both has its code by
-    file, so that it is not compared. A "setting" does not enter the key, or names the nodes on an edge. "value": the
-    key parts are gone, so it may be either.
-    name: a field; of code a source file, whose values are digests; of a library its distribution.
-    path: the file or folder whose content differs, where it is known; "OLD, now NEW" where it is another one.
-    old, new: of "config" a FileContent where the field named a file in only one of the nodes.
-    given: what the user gave, where a trial run takes `new` in its place.
+    kind: "op", "config", "content", "code" and "library" enter the key; a "setting" does not. "code rule": only one
+    node has its code digests by file, so code is not compared. "value": the key parts are gone, so it may be a setting
+    or a config value.
+    name: a field; for code the source file, for a library its distribution.
+    path: the file or folder whose content differs, if known; "OLD, now NEW" if it is another one.
+    old, new: digests for code; for "config" a FileContent where only one node's field named a file.
+    given: the user's value, where a trial run uses `new` in its place.
     """
 
     kind: Kind
@@ -55,7 +55,7 @@ class Difference:
     given: Any = ABSENT
 
     def __str__(self) -> str:
-        """`from 1 to 2`, `set to 2`, `no longer there, was 1`, `from 1 to 4 (given: 2)`."""
+        """The change in words: `from 1 to 2`, `set to 2`, `no longer there, was 1`, `from 1 to 4 (given: 2)`."""
         given = "" if self.given is ABSENT else f" (given: {self.shown(self.given)})"
         return f"{self._change()}{given}"
 
@@ -67,14 +67,14 @@ class Difference:
         return f"from {self.shown(self.old)} to {self.shown(self.new)}"
 
     def shown(self, value: Any) -> str:
-        """One of both values: a digest by its beginning, all else as JSON."""
+        """One side of the difference as text: a digest shortened, any other value as JSON."""
         if isinstance(value, FileContent):
             return str(value)
         is_digest = self.kind in ("content", "code")
         return shown_digest(str(value)) if is_digest else json.dumps(value, ensure_ascii=False, default=str)
 
     def label(self, node: str) -> str:
-        """`node.field`, or only the name where it is not one of the node's own."""
+        """The name to show: `node.field`, or for libraries and ops just their name."""
         return self.name if self.kind in ("library", "op") else f"{node}.{self.name}"
 
     def to_json(self) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Difference:
 
 
 def differences(old: KeyParts, new: KeyParts) -> list[Difference]:
-    """All that differs between two nodes' key parts."""
+    """All differences between two nodes' key parts."""
     found = value_differences("op", {"op": old.op, "version": old.version}, {"op": new.op, "version": new.version})
     old_files, new_files = _files_for_values(old, new), _files_for_values(new, old)
     values = value_differences("config", {**old.config, **old_files}, {**new.config, **new_files})
@@ -100,8 +100,9 @@ def differences(old: KeyParts, new: KeyParts) -> list[Difference]:
 def code_differences(
     old: Mapping[str, str], new: Mapping[str, str], *, is_chosen_anew: bool = False
 ) -> list[Difference]:
-    """The files whose code is not the same. is_chosen_anew: other values may choose other code, so only files that both
-    have tell what changed itself.
+    """The source files whose code differs.
+
+    is_chosen_anew: other config values may have chosen other code, so only files on both sides are compared.
     """
     if is_of_earlier_rule(old) != is_of_earlier_rule(new):
         return [Difference("code rule", EARLIER_RULE, "", "")]
@@ -110,12 +111,12 @@ def code_differences(
 
 
 def is_of_earlier_rule(code: Mapping[str, str]) -> bool:
-    """Whether an earlier dflow recorded the code, by "module:symbol"."""
+    """Whether code digests have the older form "module:symbol" of an earlier dflow."""
     return any(":" in place for place in code)
 
 
 def with_given(found: Iterable[Difference], taken: Mapping[str, Any], given: Mapping[str, Any]) -> list[Difference]:
-    """The differences, with what the user gave where a trial run takes another value. taken, given: configs."""
+    """The differences, with the user's value added where a trial run uses another one. taken, given: configs."""
     changed = {name: value for name, value in given.items() if value is not None and value != taken[name]}
     return [
         attrs.evolve(each, given=changed[each.name]) if each.kind == "config" and each.name in changed else each
@@ -124,7 +125,7 @@ def with_given(found: Iterable[Difference], taken: Mapping[str, Any], given: Map
 
 
 def _files_for_values(parts: KeyParts, other: KeyParts) -> dict[str, FileContent]:
-    """The fields that name a file in `parts`, and have a value that is part of the config in the other ones."""
+    """The content of fields that name a file in `parts`, but hold a plain value in `other`."""
     given = {name for name, value in other.config.items() if not _are_paths(value)}
     names = [name for name in parts.external if name in given and name not in parts.config]
     return {name: FileContent(parts.external[name]) for name in names}
@@ -133,7 +134,7 @@ def _files_for_values(parts: KeyParts, other: KeyParts) -> dict[str, FileContent
 def with_paths(
     found: Iterable[Difference], new: Mapping[str, Any], old: Mapping[str, Any] | None = None
 ) -> list[Difference]:
-    """The differences, with the paths that the configs name. old: None where it is not known."""
+    """The differences, with the paths that the configs name. old: None where unknown."""
     return [_with_paths(each, new, old or {}) for each in found]
 
 
@@ -150,7 +151,7 @@ def _with_paths(difference: Difference, new: Mapping[str, Any], old: Mapping[str
 
 
 def _path(config: Mapping[str, Any], name: str) -> str:
-    """The path in a field, or in a member of it such as `source[2]`; empty where there is none."""
+    """The path in a field or in a list member such as `source[2]`; empty where there is none."""
     field, _, place = name.removesuffix("]").partition("[")
     value = config.get(field)
     if place:
@@ -159,7 +160,7 @@ def _path(config: Mapping[str, Any], name: str) -> str:
 
 
 def _is_of_paths(difference: Difference) -> bool:
-    """Whether both sides are lists of paths, of which keys have only the number: the contents say the same."""
+    """Whether both sides are lists of paths. Keys hold only their length, so the contents show any difference."""
     sides = [value for value in (difference.old, difference.new) if value is not ABSENT]
     return any(sides) and all(map(_are_paths, sides))
 
@@ -170,7 +171,7 @@ def _are_paths(value: Any) -> bool:
 
 
 def value_differences(kind: Kind, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Difference]:
-    """The values of two mappings that are not the same, by name; of tables those in them, by "table.key"."""
+    """The differences between two mappings, sorted by name; for nested tables by "table.key"."""
     found: list[Difference] = []
     for name in sorted({*old, *new}):
         sides = (old.get(name, ABSENT), new.get(name, ABSENT))
@@ -193,13 +194,13 @@ def is_different(old: Any, new: Any) -> bool:
 
 
 def distance(found: Sequence[Difference]) -> int:
-    """How many values differ; all of the code counts as one."""
+    """The number of values that differ; all code together counts as one."""
     values = sum(difference.kind != "code" for difference in found)
     return values + (len(found) > values)
 
 
 def difference_text(node: str, difference: Difference) -> str:
-    """One line: the kind, the name, and both values; of code only the file, and whether both nodes have it."""
+    """The difference in one line: kind, name and both values; for code only the file, and which node has it."""
     if difference.kind in CODE:
         return f"{difference.kind} changed: {code_text(difference)}"
     place = f" ({difference.path})" if difference.path else ""
@@ -207,7 +208,7 @@ def difference_text(node: str, difference: Difference) -> str:
 
 
 def reasons(node: str, found: Iterable[Difference]) -> list[str]:
-    """One line for each kind of difference, for a table: the first values, and the code by its places."""
+    """The differences as one line for each kind, for a table: the first values, and the places of changed code."""
     by_kind: dict[Kind, list[Difference]] = {}
     for difference in found:
         by_kind.setdefault(difference.kind, []).append(difference)
@@ -227,7 +228,7 @@ def _reason(node: str, difference: Difference) -> str:
 
 
 def code_text(difference: Difference) -> str:
-    """A file whose code differs, in a list of them."""
+    """A changed source file for a list of files: its name, and whether it is imported only now or no longer."""
     if difference.old is ABSENT:
         return f"{difference.name} (imported now)"
     return f"{difference.name} (no longer imported)" if difference.new is ABSENT else difference.name

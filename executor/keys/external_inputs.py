@@ -34,7 +34,7 @@ MOST_PATHS = 1000  # by which links lead to one folder
 
 @frozen
 class File:
-    """A file of an external input, as it is now."""
+    """A file of an external input. stamp: its size, time and inode when it was looked at."""
 
     path: str
     stamp: Stamp
@@ -46,9 +46,10 @@ Tree = File | None | Mapping[str, "Tree"]  # a folder is its files by relative n
 
 @frozen
 class Look:
-    """The state of a path: a hash over names, sizes, times of change and inodes, and the file that changed last.
+    """The state of a path. listing: a hash over names, sizes, times of change and inodes. newest: the last changed
+    file.
 
-    ctime does not count: new permissions or another link to a file are no change of it.
+    ctime does not count: new permissions or another link do not change a file.
     """
 
     listing: str
@@ -56,7 +57,7 @@ class Look:
 
 
 class ExternalDigests:
-    """Digests by content; without a memo everything is hashed again."""
+    """A cache of digests of external files and folders; without a memo file everything is hashed again."""
 
     def __init__(
         self, memo: Path | None, now: Callable[[], float] = time.time, list_path: Callable[[Path], Tree] | None = None
@@ -67,8 +68,9 @@ class ExternalDigests:
         self._listings_memo = Memo(memo.with_name("external_listings.jsonl") if memo is not None else None, "path")
 
     def of(self, external: External) -> str:
-        """The digest of a file's content, of a folder's files by relative name, or one of many files or folders by
-        name. Raises DataError if one is gone.
+        """The digest of a file's content, of a folder's files by relative name, or of several files or folders by name.
+
+        Raises DataError if one is missing.
         """
         asked_at = self._now()
         label = str(external)
@@ -78,7 +80,7 @@ class ExternalDigests:
         return self._remembered(label, _listed(external, self._list), asked_at)
 
     def _remembered(self, label: str, tree: Tree, asked_at: float) -> str:
-        """The digest of a tree that was listed after `asked_at`."""
+        """The digest of a listed file or folder, from the memo if possible. asked_at: a time before it was listed."""
         label = label.encode("utf-8", "backslashreplace").decode()
         listing, settled = _listing(tree, asked_at)
         known = self._listings
@@ -132,7 +134,7 @@ def folder_digest(files: Mapping[str, str]) -> str:
 
 
 def tree_of(path: Path) -> Tree:
-    """A file with its stamp, or a folder's. Raises DataError if it is missing or neither."""
+    """A file with its stamp, or a folder's members, recursively. Raises DataError if it is missing or neither."""
     try:
         status = path.stat()
         if S_ISREG(status.st_mode):
@@ -178,15 +180,16 @@ def _members(folder: str) -> dict[str, Tree]:
 
 
 def _listing(tree: Tree, asked_at: float) -> tuple[str, bool]:
-    """A hash over all names and stamps, and whether all stamps can be relied on."""
+    """A hash over all names and stamps of a tree, and whether all stamps are old enough to be reliable."""
     members = list(_flat(tree))
     listing = _hash_of(members, lambda stamp: f"{stamp.size} {stamp.mtime_ns} {stamp.ctime_ns} {stamp.inode}")
     return listing, all(is_settled(member.stamp, asked_at) for _, member in members if isinstance(member, File))
 
 
 def changed_since(folder: Path, at: float) -> list[str]:
-    """Names of the files in a folder that were written or put there after a time in seconds since 1970; none of a file
-    or of what cannot be read.
+    """The names of files directly in a folder that were written or moved there after a time (seconds since 1970).
+
+    Empty for a file or for what cannot be read.
     """
     try:
         tree = tree_of(folder)
@@ -197,7 +200,7 @@ def changed_since(folder: Path, at: float) -> list[str]:
 
 
 def look_at(external: External, list_path: Callable[[Path], Tree] = tree_of) -> Look:
-    """Raises DataError."""
+    """The current state of an external file or folder. Raises DataError."""
     members = list(_flat(_listed(external, list_path)))
     files = [member for _, member in members if isinstance(member, File)]
     newest = max(files, key=lambda file: file.stamp.ctime_ns).path if files else ""
@@ -205,7 +208,7 @@ def look_at(external: External, list_path: Callable[[Path], Tree] = tree_of) -> 
 
 
 def _flat(tree: Tree) -> Iterator[tuple[str, File | str]]:
-    """Every file, folder and name without a file, by its names from above; a folder as the number of its members."""
+    """All files and folders of a tree with their paths; the value is the file, or the number of a folder's members."""
     pending: list[tuple[str, Tree]] = [("", tree)]
     while pending:
         name, member = pending.pop()

@@ -36,8 +36,8 @@ Inputs = Mapping[str, str | tuple[str, ...] | None]  # digests by edge
 class KeyParts:
     """The parts of a node's key that do not depend on other nodes.
 
-    code maps a source file to a digest (dsl/closure.py; an earlier dflow wrote "module:symbol"), external a field, or
-    its member, to the digest of its content, libraries a distribution to its version.
+    code: source file -> digest (dsl/closure.py; an earlier dflow wrote "module:symbol"). external: a field or a list
+    member -> digest of its content. libraries: distribution -> version.
     """
 
     op: str
@@ -48,12 +48,12 @@ class KeyParts:
     libraries: Mapping[str, str]
 
     def key(self, inputs: Inputs) -> str:
-        """SHA-256 in hex."""
+        """The node's cache key: SHA-256 in hex over the parts and the inputs' digests."""
         code = self.code if isinstance(self.code, CodeDigests) else CodeDigests(self.code)
         return self._hash(inputs, code)
 
     def key_without_code(self, inputs: Inputs) -> str:
-        """A digest that is the same for every state of the code: by it, unfinished work is found again after a fix."""
+        """The key of a node without its code; by it, unfinished work is found again after a change of code."""
         return self._hash(inputs, CodeDigests())
 
     def _hash(self, inputs: Inputs, code: CodeDigests) -> str:
@@ -71,13 +71,13 @@ class KeyParts:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The form in records and manifests."""
+        """The key parts as JSON, as in records and manifests."""
         parts: dict[str, Any] = unstructure(self)
         return parts
 
 
 class LibraryVersions(dict[str, str]):
-    """Distribution -> version at one moment, looked up on first use."""
+    """The installed version of each distribution, looked up once, on first use."""
 
     def __missing__(self, name: str) -> str:
         from importlib import metadata  # slow
@@ -91,7 +91,7 @@ class LibraryVersions(dict[str, str]):
 
 @frozen
 class Sources:
-    """What keys are made of beside the graph, each file in its state at the first use."""
+    """The sources of cache keys beside the graph. Each file is read once, and keeps that state."""
 
     externals: ExternalDigests
     code: CodeMemo
@@ -99,7 +99,9 @@ class Sources:
 
     @classmethod
     def now(cls, external_memo: Path | None, externals: ExternalDigests | None = None) -> Sources:
-        """Sources read now, with the memos of a store beside external_memo; None: without a store."""
+        """Sources as they are now. external_memo: the store's memo file, beside which others lie; None: without a
+        store.
+        """
         code_memo = external_memo.with_name("modules.jsonl") if external_memo is not None else None
         return cls(externals or ExternalDigests(external_memo), CodeMemo(code_memo))
 
@@ -107,9 +109,10 @@ class Sources:
 def graph_parts(
     graph: Graph, sources: Sources, without: Container[str] = (), known: Mapping[str, Mapping[str, str]] = {}
 ) -> dict[str, KeyParts]:
-    """The key parts of every node not in `without`. known: of nodes, digests of external content that is not read.
+    """The key parts of every node that is not in `without`.
 
-    Raises PipelineError for all nodes whose external files cannot be read.
+    known: by node, digests of external content, which is then not read. Raises PipelineError for all nodes whose
+    external files cannot be read.
     """
     roots = code_roots(graph)
     parts: dict[str, KeyParts] = {}
@@ -132,9 +135,10 @@ def node_parts(
     roots: Sequence[Path] | None = None,
     known: Mapping[str, str] = {},
 ) -> KeyParts:
-    """The key parts of one node. roots: the graph's `code_roots`, if known. known: as of `graph_parts`.
+    """The key parts of one node.
 
-    Raises DataError where an external file cannot be read.
+    roots: the graph's `code_roots`, if known. known: digests of external fields that are taken as given, so that these
+    paths are not read. Raises DataError where an external file cannot be read.
     """
     node = graph.nodes[node_id]
     external = {name: sources.externals.of(each) for name, each in externals_of(node, without=known).items()}
@@ -171,7 +175,7 @@ def code_roots(graph: Graph) -> list[Path]:
 
 
 def node_inputs(node: GraphNode, of: Callable[[str], T]) -> dict[str, T | tuple[T, ...] | None]:
-    """Every edge with `of` its producer's id: one, None for an edge not given, a tuple for a `tuple` edge."""
+    """The inputs of a node by edge, each as `of(id)`; None for an edge not given, a tuple for a `tuple` edge."""
     inputs: dict[str, T | tuple[T, ...] | None] = {}
     for name, edge in node.op.edges.items():
         producers = node.inputs.get(name, ())
@@ -183,7 +187,10 @@ def node_inputs(node: GraphNode, of: Callable[[str], T]) -> dict[str, T | tuple[
 
 
 def externals_of(node: GraphNode, without: Container[str] = ()) -> dict[str, External]:
-    """The paths that the config names, by field or its member, and its external files; none of those in `without`."""
+    """The external paths of a node: those that its config names, by field or list member, and its external files.
+
+    Names in `without` are left out.
+    """
     found: dict[str, External] = {name: path for name, path in named_paths(node).items() if name not in without}
     files: Callable[[Any], Mapping[str, Path | None]] | None = method(node.op, EXTERNAL_FILES)
     if files is not None and EXTERNAL_FILES not in without:
@@ -192,10 +199,10 @@ def externals_of(node: GraphNode, without: Container[str] = ()) -> dict[str, Ext
 
 
 def key_config(node: GraphNode) -> dict[str, object]:
-    """The config as it enters the key: without neutral fields, edges and external paths; tables with their defaults.
+    """The config as it enters the key: tables with their defaults, but no neutral fields, edges or external paths.
 
-    Edges and external paths enter by the digest of their content. An external field that names something built in,
-    or a model id, enters by that name. Of a list of paths the places are left.
+    Edges and external paths enter the key by the digest of their content. An external field that names something built
+    in, or a model id, enters by that name. A list of paths leaves its length.
     """
     return _keyed(node.op.fields, node.config)
 
@@ -219,7 +226,7 @@ def is_path(value: object) -> bool:
 
 
 def named_paths(node: GraphNode) -> dict[str, Path]:
-    """The paths that the config names, by field or its member."""
+    """The paths that a node's config names, by field or list member."""
     found: dict[str, Path] = {}
     for name, spec in node.op.fields.items():
         value = getattr(node.config, name)

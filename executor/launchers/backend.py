@@ -24,13 +24,13 @@ from executor.system.resource_pool import Capacity, Demand, Share
 
 @frozen(kw_only=True)
 class StageOrder:
-    """What a backend needs to start a stage. Paths are absolute, and the same on all hosts.
+    """The instructions for a backend to start a stage. All paths are absolute, and the same on all hosts.
 
-    job: the file with the StageSpec, whose name is unique to the attempt, and its digest; folder: that of the stage's
-    work; results: the folder for results and exits; events: the log of the run; attempt: its number in this run;
-    private: a folder of this attempt that only this user may enter; log: of host 0, and beside it those of the others
-    (`host_log`); share: the threads of each process, and the devices of this machine for the whole stage; part: what
-    each of `launch.parts` takes of its host; secrets: the variables whose values no log may show.
+    job, job_digest: the StageSpec file, with a name unique to the attempt. folder: the stage's work folder. results:
+    the folder for results and exits. events: the run's log. attempt: its number in this run. private: a folder of the
+    attempt that only this user may enter. log: the log of host 0; those of other hosts lie beside it (`host_log`).
+    share: threads of each process, and this machine's devices for the stage. part: resources of each of `launch.parts`
+    on its host. secrets: variables whose values no log may show.
     """
 
     node: str
@@ -51,12 +51,11 @@ class StageOrder:
 
 @frozen(kw_only=True)
 class HostExit:
-    """No process of the stage runs any more, on one host or on all of them.
+    """The exit of a stage's processes, on one host or on all.
 
-    code: 0 where all succeeded, else the first other exit code, or minus a signal's number; None where nobody saw it.
-    error: what kept the stage from running there. log_errno: of the error for which a log with redacted secrets could
-    not be written, 0 where there was none. Of several hosts, hosts: their names by number; lost: which of them left,
-    and why; failed: which failed, for where no rank reports why.
+    code: 0 where all succeeded, else the first other exit code, or minus a signal's number; None where unknown. error:
+    why the stage could not run there. log_errno: errno of a failed write of the redacted log, 0 if none. hosts: the
+    names of several hosts. lost: which hosts left, and why. failed: which host failed, where no rank says why.
     """
 
     code: int | None
@@ -78,45 +77,45 @@ class HostExit:
 class RunningStage(Protocol):
     """The processes of a stage on all its hosts; they never outlive the executor.
 
-    One thread waits. Another may request a stop and kill at any time, also before the first process has started and
-    after the last has ended; neither waits for an answer.
+    One thread waits. Another may call request_stop and kill at any time, even before the first process starts or after
+    the last has ended. These calls return at once.
     """
 
     @property
     def is_placed(self) -> bool:
-        """Whether it has room; `launch.timeout` counts from then on."""
+        """Whether the stage has room to run; `launch.timeout` counts from that moment on."""
 
     def wait(self, seconds: float) -> HostExit | None:
-        """How it ended, None where it still runs after that time."""
+        """Wait for the stage to end, and return how it did; None where it still runs after `seconds`."""
 
     def request_stop(self) -> None:
-        """SIGTERM to every rank; called once. They save their progress, which may take minutes."""
+        """Send SIGTERM to every rank; called once. Ranks then save their progress, which may take minutes."""
 
     def kill(self) -> None:
-        """SIGKILL to every process of the stage; may be called many times."""
+        """Send SIGKILL to every process of the stage; may be called many times."""
 
 
 class Backend(Protocol):
-    """Starts stages. Thread-safe."""
+    """An interface that starts stages, on this machine or on a cluster. Thread-safe."""
 
     def capacity(self) -> Capacity:
-        """What the stages of a run may use together. Raises StageError where that is not known."""
+        """The resources that the stages of a run may use together. Raises StageError where these are unknown."""
 
     def check(self, nodes: Mapping[str, GraphNode]) -> list[Finding]:
-        """What keeps these nodes from ever starting, found before anything runs."""
+        """Findings on what keeps these nodes from ever starting, before anything runs."""
 
     def start(self, order: StageOrder) -> RunningStage:
-        """Returns soon: a backend that has to wait for room, or for its own start, does so in `wait`."""
+        """Start a stage, and return at once: waiting for room, or for the backend's own start, happens in `wait`."""
 
     def recover(self, work: Path, go_on: Callable[[], None]) -> None:
         """Return when no process of an earlier attempt in this work folder runs on another machine.
 
-        go_on: called while it waits; may raise StopRequested. Raises LeaseLost where they cannot be ended, and
-        ClusterError where that cannot be known.
+        go_on: called while it waits; may raise StopRequested. Raises LeaseLost where such processes cannot be ended,
+        and ClusterError where that is unknown.
         """
 
     def close(self) -> None:
-        """End what still runs."""
+        """End everything that the backends still run."""
 
 
 def exits_path(results: Path, host: int) -> Path:
@@ -125,5 +124,5 @@ def exits_path(results: Path, host: int) -> Path:
 
 
 def host_log(log: Path, host: int) -> Path:
-    """The log of a host: that of host 0 is the stage's, the others are beside it."""
+    """The log file of a host: the stage's log for host 0, a file beside it for other hosts."""
     return log.with_name(f"{log.stem}.host-{host}{log.suffix}") if host else log

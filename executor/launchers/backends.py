@@ -17,7 +17,7 @@ from executor.system.resource_pool import Capacity, Share, too_much, without_gpu
 
 
 class Backends:
-    """The backends of a run; nothing is started before the first stage. here: that of this machine."""
+    """The backends of a run; each starts with its first stage. here: this machine's."""
 
     def __init__(self, machine: Machine) -> None:
         self.here = LocalBackend(machine)
@@ -27,18 +27,18 @@ class Backends:
         return self._ray if launch.kind == "ray" else self.here
 
     def room_of(self, launch: Launch) -> Backend:
-        """The backend whose capacity a stage takes of: a cluster of dflow's own uses this machine."""
+        """The backend whose resources a stage uses: dflow's own cluster uses those of this machine."""
         return self.here if self._ray.is_own else self.of(launch)
 
     def check(self, nodes: Mapping[str, GraphNode]) -> list[Finding]:
-        """What keeps these nodes from ever starting."""
+        """Findings on what keeps these nodes from ever starting."""
         groups: dict[Backend, dict[str, GraphNode]] = {}
         for node_id, node in nodes.items():
             groups.setdefault(self.of(node.launch), {})[node_id] = node
         return [mistake for backend, group in groups.items() for mistake in backend.check(group)]
 
     def describe(self, launches: Iterable[Launch]) -> list[str]:
-        """A line on each cluster that these use: what it has, and what of that is free."""
+        """A line on each cluster that these launches use: what it has, and how much of that is free."""
         return [self._ray.describe()] if any(self.of(launch) is self._ray for launch in launches) else []
 
     def recover(self, work: Path, go_on: Callable[[], None]) -> None:
@@ -50,13 +50,13 @@ class Backends:
             backend.recover(work, go_on)
 
     def close(self) -> None:
-        """End what still runs."""
+        """End everything that the backends still run."""
         for backend in (self.here, self._ray):
             backend.close()
 
 
 class LocalBackend:
-    """Implements Backend. At most one worker waits, that of the node which is expected to start next."""
+    """The backend for this machine. At most one worker waits ahead, for the node that is expected to start next."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -79,9 +79,10 @@ class LocalBackend:
                 waiting.close()
 
     def prepare(self, node: str, share: Share, libraries: Sequence[str]) -> None:
-        """Have a worker import these libraries and wait for the node, which is expected to get this share.
+        """Start a worker that imports libraries ahead of time and waits for the node. share: the resources that it will
+        get.
 
-        The kernel ends it with the calling thread.
+        The kernel ends the worker with the calling thread.
         """
         environment = stage_environment(share.threads, share.gpus)
         with self._lock:
@@ -92,10 +93,10 @@ class LocalBackend:
             self._waiting = WaitingWorker(node, environment, libraries)
 
     def recover(self, work: Path, go_on: Callable[[], None]) -> None:
-        """The lease ends what an earlier attempt left on this machine."""
+        """Do nothing: the lease ends processes that an earlier attempt left on this machine."""
 
     def close(self) -> None:
-        """End the worker that waits; a stage ends with the thread that started it."""
+        """End the waiting worker; a stage ends with the thread that started it."""
         with self._lock:
             if self._waiting is not None:
                 self._waiting.close()

@@ -23,9 +23,9 @@ USED, USED_OPEN = "Ray cluster", "Ray cluster without authentication"  # what th
 
 
 def use_cluster(address: str | None) -> None:
-    """Set the variable of this process to the value of `--ray`, if there is one.
+    """Set this process's cluster variable to the value of `--ray`, if given.
 
-    Raises PipelineError where that, or the variable's own value, names no cluster.
+    Raises PipelineError where the option, or the variable's own value, is no cluster.
     """
     if address is not None:
         _check(address, "--ray")
@@ -35,20 +35,20 @@ def use_cluster(address: str | None) -> None:
 
 
 def cluster_address(machine: Machine) -> str:
-    """ "local", or the address of the cluster's head. Raises PipelineError for another text in the variable."""
+    """The cluster to use: "local", or the address of its head. Raises PipelineError for an invalid variable."""
     use_cluster(None)
     return os.environ.get(ADDRESS_VARIABLE) or machine.ray
 
 
 def accepts_open(machine: Machine) -> bool:
-    """Whether the user has said that the cluster may let anyone in."""
+    """Whether the user accepts a cluster that lets anyone in."""
     address = cluster_address(machine)
     by_table = machine.ray_without_authentication and machine.ray == address
     return by_table or os.environ.get(OPEN_VARIABLE) == address
 
 
 def remember_cluster(machine: Machine) -> None:
-    """Note that the user uses the cluster, so that a record may name it."""
+    """Remember that the user used this cluster, so that a run's record may use it again."""
     address = cluster_address(machine)
     trust(USED, address)
     if accepts_open(machine):
@@ -56,7 +56,7 @@ def remember_cluster(machine: Machine) -> None:
 
 
 def recorded_machine(machine: Machine) -> Machine:
-    """The table of a record as it may be used. Raises ClusterError if only the record names its cluster."""
+    """A record's machine table with the cluster to use. Raises ClusterError if only the record names that cluster."""
     named = os.environ.get(ADDRESS_VARIABLE)
     if not named and machine.ray != OWN_CLUSTER and not is_trusted(USED, machine.ray):
         raise ClusterError(
@@ -68,7 +68,7 @@ def recorded_machine(machine: Machine) -> Machine:
 
 
 def with_cluster(graph: Graph) -> Graph:
-    """The graph with the address that its nodes use now, so that a resume of its record uses it too."""
+    """The graph with the cluster address in use now, so that a resumed run uses the same cluster."""
     if not uses_cluster(graph):
         return graph
     address, is_open = cluster_address(graph.machine), accepts_open(graph.machine)
@@ -76,7 +76,7 @@ def with_cluster(graph: Graph) -> Graph:
 
 
 def with_recorded_cluster(graph: Graph) -> Graph:
-    """A record's graph, with `recorded_machine`."""
+    """A record's graph, with the cluster that `recorded_machine` allows."""
     return attrs.evolve(graph, machine=recorded_machine(graph.machine)) if uses_cluster(graph) else graph
 
 

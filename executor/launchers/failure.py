@@ -99,10 +99,10 @@ KINDS: tuple[tuple[str, tuple[str, ...], str], ...] = (
 
 
 def failure(text: str, names: Sequence[str] = (), transient: Sequence[str] = ()) -> Finding:
-    """Why a node failed, and what the user can do about it.
+    """The failure of a node, with advice for the user.
 
-    text: "Class: message", or the meaning of the exit code. names: the qualified names of the error's class and its
-    bases, or another name in KINDS. transient: names of the errors after which the op is tried again.
+    text: "Class: message", or the meaning of the exit code. names: qualified names of the error's class and bases, or
+    another name in KINDS. transient: names of errors after which the op is tried again.
     """
     own = set(names)
     code, _, advice = next(row for row in KINDS if not row[1] or own.intersection(row[1]))
@@ -118,13 +118,14 @@ def bug_of_dflow(error: BaseException) -> Finding:
 
 
 def is_transient(found: Finding) -> bool:
-    """Whether the node is tried again."""
+    """Whether a failure is one after which the node is tried again."""
     return found.code in (TRANSIENT, HOST_LOST)
 
 
 def of_node(found: Finding, node_id: str, *, retries: int, resume: str, resumable: bool) -> Finding:
-    """The failure of a node that is not tried again. resume: the command that continues the run; resumable: whether the
-    op can continue from saved work.
+    """The failure of a node that is not tried again, with advice.
+
+    resume: the command that continues the run. resumable: whether the op can continue from saved work.
     """
     tried = f" (after {retries} {'retry' if retries == 1 else 'retries'})" if retries else ""
     adopt = f"; then `{resume} --adopt` continues from its saved work" if resumable and found.code == CODE else ""
@@ -132,7 +133,7 @@ def of_node(found: Finding, node_id: str, *, retries: int, resume: str, resumabl
 
 
 def error_names(error: BaseException) -> tuple[str, ...]:
-    """Qualified names of an error's class and of its bases, without "builtins."; first that the disk is full."""
+    """The qualified names of an error's class and bases, without "builtins."; DiskFull first if the disk is full."""
     names = tuple(
         f"{ancestor.__module__}.{ancestor.__qualname__}".removeprefix("builtins.") for ancestor in type(error).__mro__
     )
@@ -141,8 +142,9 @@ def error_names(error: BaseException) -> tuple[str, ...]:
 
 @frozen
 class RankFailure:
-    """How a rank failed. text, names: as of `failure`; trace: the lines of the traceback, if any; is_secondary:
-    apparently because another rank had failed before.
+    """The failure of a rank. text, names: what `failure` takes. trace: lines of the traceback, if any.
+
+    is_secondary: whether another rank's earlier failure apparently caused it.
     """
 
     rank: int
@@ -156,10 +158,10 @@ class RankFailure:
 def first_failed(
     results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts: Sequence[str] = ()
 ) -> RankFailure | None:
-    """The rank that failed first, with the ranks that ended after it in its text; None where no rank failed.
+    """The rank that failed first; its text also names the ranks that ended after it. None where no rank failed.
 
-    results: in the order of the ranks. hosts: of each rank, where there are several. Times of different hosts are
-    compared by their clocks.
+    results: in the order of the ranks. hosts: the host of each rank, if there are several. Times of different hosts are
+    compared by their own clocks.
     """
     failed = _failed(results, exits, hosts)
     if not failed:
@@ -174,12 +176,12 @@ def first_failed(
 
 
 def only_lost_connections(results: Sequence[RankResult | None], exits: Sequence[RankExit] = ()) -> bool:
-    """Whether no rank reports an error other than lost connections to others."""
+    """Whether all failed ranks merely lost their connections to other ranks."""
     return all(each.is_secondary for each in _failed(results, exits))
 
 
 def ended_by(code: int | None) -> Finding:
-    """The failure of a stage that ended without a result, by its exit code; None where nobody saw it end."""
+    """The failure of a stage that ended without a result. code: its exit code, None where nobody saw it end."""
     if code is None:
         return failure("its processes have ended, and nobody saw how", (KILLED,))
     if code < 0:

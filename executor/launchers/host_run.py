@@ -42,10 +42,10 @@ ALLOCATOR_NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 class WaitingWorker:
-    """A worker that is started ahead of its node: it imports libraries, and waits for its job on a socket.
+    """A worker started ahead of its node: it imports libraries, then waits on a socket for its job.
 
-    It imports nothing of dflow's ops or of the user, whose code may be edited meanwhile. What has to be set before
-    imports, such as threads and GPUs, is in its environment; a stage with another one is started without it.
+    It imports none of dflow's ops and no code of the user, since that may still be edited. Settings that must precede
+    imports, such as threads and GPUs, are in its environment; a stage that needs another environment does not use it.
     """
 
     def __init__(self, node: str, environment: Mapping[str, str], libraries: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ class WaitingWorker:
         return self.node == node and self.environment == environment and not self.child.ended_within(0)
 
     def run(self, job: Sequence[str], output: int) -> bool:
-        """Let it become the stage of this job; False where it has been killed just now."""
+        """Turn the waiting worker into the stage of this job; False where the worker has just been killed."""
         with self._orders:
             try:
                 socket.send_fds(self._orders, [json.dumps(job).encode()], [output])
@@ -72,7 +72,7 @@ class WaitingWorker:
         return True
 
     def close(self) -> None:
-        """End it, unless it became a stage."""
+        """End the worker, unless it became a stage."""
         if self._is_stage:
             return
         self._orders.close()
@@ -81,9 +81,9 @@ class WaitingWorker:
 
 
 class HostRun:
-    """The processes of a stage on one host, and what they use of it; on this machine it implements RunningStage.
+    """The processes of a stage on one host, and their memory use; on this machine it implements RunningStage.
 
-    number: of the host, from 0; gpus: the devices that its ranks see, None for all.
+    number: the host's number, from 0. gpus: the devices that its ranks see, None for all.
     """
 
     is_placed = True
@@ -99,9 +99,10 @@ class HostRun:
         variables: Mapping[str, str] | None = None,
         waiting: WaitingWorker | None = None,
     ) -> None:
-        """Start the processes of the stage on this host. secrets: the values that the log must not show; address: where
-        rank 0 listens, "host:port", empty where all ranks are on this host; variables: added to the environment;
-        waiting: the worker that may have been started ahead for this stage, which takes it or leaves it.
+        """Start the processes of the stage on this host.
+
+        secrets: values that the log must not show. address: where rank 0 listens, "host:port"; empty if all ranks are
+        on this host. variables: additions to the environment. waiting: a worker started ahead, used if it fits.
         """
         self.number = number
         self.gpus = gpus
@@ -118,11 +119,13 @@ class HostRun:
 
     @property
     def pid(self) -> int:
-        """The process of the worker, or of the parent of the ranks."""
+        """The process id of the worker, or of the parent of the ranks."""
         return self._child.pid
 
     def wait(self, seconds: float | None) -> HostExit | None:
-        """How its processes ended, None where they still run after that time. The log is complete then."""
+        """Wait for the processes, and return how they ended; None if they still run then. The log is complete
+        afterwards.
+        """
         if not self._child.ended_within(seconds):
             return None
         self._usage.close()
@@ -144,7 +147,7 @@ def write_event(order: StageOrder, body: Body) -> None:
 
 
 def _report_usage(order: StageOrder, number: int, metrics: Mapping[str, float]) -> None:
-    """Metrics of other hosts than the first are named with its number."""
+    """Write metrics on resource use to the run's log; those of hosts after the first carry the host's number."""
     prefix = f"host_{number}_" if number else ""
     with suppress(DiskFull, OSError):  # which the stage reports itself
         write_event(order, System({f"{prefix}{name}": value for name, value in metrics.items()}))
@@ -182,11 +185,10 @@ def _started(
 
 
 def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[str, str]:
-    """This process's environment with fixed thread counts; `ops` in the working directory cannot shadow dflow's.
+    """The environment of a stage: this process's, with fixed thread counts and devices.
 
-    Waiting threads sleep soon, unless this environment sets how they wait.
-
-    gpus: the devices that the stage sees; None leaves them all.
+    `ops` in the working directory cannot shadow dflow's. Idle threads go to sleep soon, unless this environment says
+    how they wait. gpus: the devices that the stage sees; None for all.
     """
     # Growing segments avoid fragmentation: micro-batches differ in size.
     is_default = (gpus is None or gpus) and not any(name in os.environ for name in ALLOCATOR_NAMES)
@@ -208,5 +210,5 @@ def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[s
 
 
 def bounded_spin() -> dict[str, str]:
-    """The variables of SPINS, except for runtimes that the user has configured."""
+    """The variables that limit how long waiting threads spin, except for runtimes that the user configured."""
     return {name: value for name, value in SPINS.items() if not any(choice in os.environ for choice in CHOICES[name])}

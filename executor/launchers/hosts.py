@@ -36,8 +36,9 @@ LEASE_EVERY_S = 2.0
 
 @frozen(kw_only=True)
 class HostFacts:
-    """What a host reports. ray, python: versions; sources: dflow's digest; address: "host:port" where rank 0 could
-    listen; unseen: which paths it does not see; problem: why it reports nothing else.
+    """A host's report. ray, python: versions. sources: digest of dflow's sources. problem: why all else is missing.
+
+    address: "host:port" where rank 0 could listen. unseen: the paths that the host cannot see.
     """
 
     name: str
@@ -79,7 +80,7 @@ def _free_address(own: str) -> str:
 
 
 def host_faults(host: HostFacts, here: HostFacts) -> Iterator[tuple[str, str]]:
-    """(What keeps a host from running stages of this one, what to do)."""
+    """Pairs of a reason why a host cannot run stages of this one, and what to do about it."""
     if host.problem:
         yield f"cannot run dflow: {host.problem}", "install this dflow there, with dflow[ray]"
         return
@@ -103,7 +104,7 @@ def forwarded_variables(secrets: Sequence[str]) -> dict[str, str]:
 
 
 class RemoteHost:
-    """Runs one part of a stage in this process's environment. Thread-safe.
+    """An actor's side of a stage: runs one part of it in this process's environment. Thread-safe.
 
     own: the address by which other hosts reach this one.
     """
@@ -117,7 +118,8 @@ class RemoteHost:
     def run(
         self, order: StageOrder, number: int, gpus: tuple[str, ...] | None, address: str, forwarded: Mapping[str, str]
     ) -> HostExit:
-        """Run the part to its end, which comes soon after the lease has passed to another attempt.
+        """Run a part of a stage to its end, and return its exit. It ends soon after the lease passes to another
+        attempt.
 
         number, gpus, address: as in HostRun. forwarded: variables of the executor.
         """
@@ -176,7 +178,7 @@ class ExitsByHost:
             report_lost(self._results, number)
 
     def lost(self, number: int, reason: str) -> None:
-        """Note that the host of a part is lost, or may be."""
+        """Note that the host of a part is lost, or might be."""
         self._lost[number] = f"{self.host(number)}: {reason}"
         self.ended(number, HostExit(code=None))
 
@@ -185,9 +187,9 @@ class ExitsByHost:
 
     @property
     def ends_others(self) -> bool:
-        """Whether the remaining parts have to end.
+        """Whether the remaining parts of a stage must end, because of a part that ended.
 
-        Workers that share shards go on without one that was killed, and not after an error, which they would meet too.
+        Workers that share shards continue when one is killed, but not after an error, which they would meet as well.
         """
         if any(each.error for each in self._exits.values()):
             return True
@@ -197,7 +199,7 @@ class ExitsByHost:
         return any(each.code > 0 and each.code != GONE for each in exits)
 
     def exit(self) -> HostExit:
-        """How the stage ended, once all parts have."""
+        """The exit of the whole stage, once all parts have ended."""
         codes = [each.code for each in self._exits.values()]
         is_done = 0 in codes if self._is_shared else not any(code != 0 for code in codes)
         failed = [
@@ -216,7 +218,7 @@ class ExitsByHost:
 
 
 def _interface_of(own: str) -> str:
-    """The network interface that has this address, so that ranks use no other network; empty where none has."""
+    """The network interface with this address, so that ranks use no other network; empty where none has it."""
     import psutil
 
     found = (

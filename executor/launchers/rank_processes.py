@@ -90,10 +90,10 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 def rank_environment(
     rank: int, ranks: int, first: int = 0, here: int | None = None, meet: str | None = None
 ) -> dict[str, str]:
-    """The variables that number a rank and say where it meets the others.
+    """The environment variables that number a rank and say where it meets the others.
 
-    first, here: the ranks of this host; meet: see above. If all are on this host, their communication is kept on the
-    loopback interface.
+    first, here: the first rank of this host, and the number of its ranks. meet: the address where ranks meet. If all
+    are on this host, they communicate by the loopback interface only.
     """
     here = ranks if here is None else here
     variables = {
@@ -123,7 +123,7 @@ def _start(number: int, job: str, digest: str, environment: Mapping[str, str]) -
 
 
 def _wake_up_on(numbers: tuple[signal.Signals, ...]) -> int:
-    """A descriptor that yields the numbers of these signals, which then have no other effect."""
+    """Catch these signals; returns a descriptor from which their numbers can be read. They have no other effect."""
     woken, wake_up = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_up, warn_on_full_buffer=False)
     for number in numbers:
@@ -132,7 +132,7 @@ def _wake_up_on(numbers: tuple[signal.Signals, ...]) -> int:
 
 
 class Watch:
-    """Watches the ranks until none runs. results: where workers that share shards learn which of them are lost."""
+    """Watches ranks until none runs. results: the folder where workers that share shards learn of lost ones."""
 
     def __init__(self, ranks: list[Rank], woken: int, results: Path | None = None) -> None:
         self.succeeded = False  # at least one of them
@@ -148,7 +148,7 @@ class Watch:
             self._selector.register(rank.descriptor, selectors.EVENT_READ, rank)
 
     def until_all_ended(self) -> list[RankExit]:
-        """The failed ranks, for <exits>."""
+        """Wait until all ranks have ended, and return those that failed."""
         while self._running:
             for key, _ in self._selector.select(self._time_left()):
                 if key.data is None:
@@ -163,7 +163,10 @@ class Watch:
         return self._ended_badly
 
     def _ends_others(self, ended: RankExit) -> bool:
-        """Workers go on without one that was killed, and not after an error, which they would meet too."""
+        """Whether the other processes must end because this one did.
+
+        Workers continue when one is killed, but not after an error, which they would meet as well.
+        """
         return self._results is None or ended.code > 0
 
     def _time_left(self) -> float | None:
@@ -184,7 +187,7 @@ class Watch:
                 print(f"rank {rank.number} (process {rank.process.pid}) {exit_text(code)}", file=sys.stderr, flush=True)
 
     def _request_end(self, number: int) -> None:
-        """Send the signal once: a rank that received it may be saving a checkpoint."""
+        """Send a signal to the ranks once only: a rank that received it may be saving a checkpoint."""
         if not self._is_ending:
             self._is_ending = True
             self._kill_at = time.monotonic() + KILL_AFTER_S

@@ -50,7 +50,7 @@ REMEDY = "request less for each host, or add larger hosts to the cluster"
 
 
 class RayBackend:
-    """Implements Backend."""
+    """The backend for a Ray cluster."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -59,11 +59,11 @@ class RayBackend:
 
     @property
     def is_own(self) -> bool:
-        """Whether the cluster is one of dflow's own on this machine."""
+        """Whether the cluster is dflow's own, started on this machine."""
         return cluster_address(self._machine) == OWN_CLUSTER
 
     def capacity(self) -> ClusterCapacity:
-        """The hosts as they were when the run started. Raises StageError for an unreachable or refused cluster."""
+        """The hosts' resources when the run started. Raises StageError for an unreachable or refused cluster."""
         if self.is_own:
             return ClusterCapacity.of((Capacity.of_this_machine(self._machine),))
         hosts = self._hosts()
@@ -74,7 +74,7 @@ class RayBackend:
         return find_hosts(cluster_address(self._machine), accepts_open=accepts_open(self._machine))
 
     def describe(self) -> str:
-        """One line on what the cluster has, and what of it is free, or why that is not known."""
+        """A line on what the cluster has and how much of that is free, or why that is unknown."""
         if self.is_own:
             size = Capacity.of_this_machine(self._machine)
             return f"cluster: one of dflow's own on this machine, started with the first node that needs it: {size}"
@@ -128,7 +128,9 @@ class RayBackend:
             file.unlink()
 
     def _unended(self, actors: Actors, file: Path, go_on: Callable[[], None]) -> tuple[str, ...]:
-        """Raises ClusterError where nothing but a file of the store names their cluster."""
+        """The actors in a file that could not be ended. Raises ClusterError for a cluster that only a file of the store
+        names.
+        """
         is_current = actors.address == cluster_address(self._machine)
         if not is_current and not is_trusted(USED, actors.address):
             raise ClusterError(
@@ -145,7 +147,7 @@ class RayBackend:
 
 
 class RayStage:
-    """Implements RunningStage: the driver of a stage, which starts once the cluster has."""
+    """A stage on a Ray cluster; its driver process starts once the cluster has started."""
 
     def __init__(self, order: StageOrder, cluster: GivenCluster | OwnCluster) -> None:
         self._order = order
@@ -167,7 +169,7 @@ class RayStage:
         return HostExit.read(self._order.results / HOSTS) or self._without_report(self._driver)
 
     def _start_within(self, seconds: float) -> HostExit | None:
-        """Start the driver where the cluster has started by then; how the stage ended where it never does."""
+        """Start the driver once the cluster has started; returns how the stage ended if the cluster never starts."""
         try:
             address = self._cluster.address_within(seconds)
         except StageError as error:
@@ -187,7 +189,10 @@ class RayStage:
         return how
 
     def _without_report(self, driver: Child) -> HostExit:
-        """The driver was killed: its actors end without it, and with them the ranks, which here are not waited for."""
+        """The exit of a stage whose driver was killed without a report.
+
+        Its actors end without it, and so do their ranks, which are not waited for here.
+        """
         end_marked(self._order.folder)
         if isinstance(self._cluster, GivenCluster) and actors_path(self._order).exists():
             actors = Actors(address=self._cluster.address, names=tuple(actor_names(self._order)))
@@ -219,9 +224,9 @@ class RayStage:
 
 @attrs.frozen
 class ClusterCapacity(Capacity):
-    """What all hosts of a cluster have. hosts: each of them; a part of a stage runs on one.
+    """The resources of all hosts of a cluster. hosts: those of each host; a part of a stage runs on one host.
 
-    The numbers of GPUs count those of all hosts; which devices a part gets is decided where it starts.
+    GPUs are numbered over all hosts; a part learns its devices only where it starts.
     """
 
     hosts: tuple[Capacity, ...] = ()
@@ -238,7 +243,7 @@ class ClusterCapacity(Capacity):
         return self._host_for(node).threads(node, useful)
 
     def mistakes(self, node: GraphNode) -> list[Finding]:
-        """What keeps the node from ever starting."""
+        """Mistakes that keep the node from ever starting on this cluster."""
         found = too_much({node.id: node}, self._host_for(node), REMEDY)
         launch, room = node.launch, self._rooms(self.part(node))
         if found or room >= launch.parts:
@@ -249,7 +254,8 @@ class ClusterCapacity(Capacity):
         return [Finding(message, Field(f"node.{node.id}.launch.{field}"), hint)]
 
     def _host_for(self, node: GraphNode) -> Capacity:
-        """What a part of the node may use: the largest host that makes parts of which all fit, else the largest.
+        """The resources that a part of the node may use on one host: the largest host on which all parts fit, else the
+        largest.
 
         A part without limits takes a whole host. Workers that share shards divide the CPUs of the hosts.
         """
@@ -263,7 +269,7 @@ class ClusterCapacity(Capacity):
         return next((size for size in sizes if self._rooms(size.part(node)) >= launch.parts), sizes[0])
 
     def _rooms(self, part: Demand) -> int:
-        """How many parts of that size the hosts have room for."""
+        """The number of parts of this size for which the hosts have room."""
         rooms = 0
         for host in self.hosts:
             fits = [host.cpus // max(1, part.cpus)]

@@ -58,7 +58,7 @@ POLL_S = 0.2
 
 @frozen(kw_only=True)
 class ClusterHost:
-    """A living node of a cluster. memory: bytes that Ray gives out; free: what nobody uses now, by Ray's names."""
+    """A living host of a cluster. memory: bytes that Ray manages. free: unused resources, by Ray's names."""
 
     id: str
     name: str
@@ -105,7 +105,7 @@ def actors_path(order: StageOrder) -> Path:
 
 @cache
 def find_hosts(address: str, *, accepts_open: bool) -> tuple[ClusterHost, ...]:
-    """The hosts of a cluster, at the first call in this process.
+    """The hosts of a cluster, as they were at the first call in this process.
 
     accepts_open: whether it may let anyone in. Raises ClusterError where it cannot be reached, or must not be used.
     """
@@ -115,17 +115,21 @@ def find_hosts(address: str, *, accepts_open: bool) -> tuple[ClusterHost, ...]:
 
 
 def check_hosts(address: str, file: Path, folder: Path) -> tuple[HostFacts, ...]:
-    """What each host reports, and whether it sees a file and a folder. Raises StageError as `find_hosts`."""
+    """The report of each host, including whether it sees a file and a folder. Raises StageError as
+    `find_hosts` does.
+    """
     return structure(tuple[HostFacts, ...], json.loads(_asked(address, "check", str(file), str(folder))))
 
 
 def is_open(address: str) -> bool:
-    """Whether a cluster lets in who has no token, asked without one. Raises ClusterError where it does not answer."""
+    """Whether a cluster lets in clients without a token, found by asking without one. Raises ClusterError if it is
+    silent.
+    """
     return bool(json.loads(_asked(address, "open")))
 
 
 def require_authentication(address: str) -> None:
-    """Raises ClusterError for a cluster that lets anyone in: a process that joins it runs what others send it."""
+    """Check that a cluster requires authentication, since its processes run what others send. Raises ClusterError."""
     if is_open(address):
         raise ClusterError(
             f"the Ray cluster {address} lets anyone in without a token, so it is not used: start Ray on all its hosts "
@@ -137,9 +141,10 @@ def require_authentication(address: str) -> None:
 
 
 def unended(actors: Actors, go_on: Callable[[], None], *, accepts_open: bool) -> tuple[str, ...]:
-    """The actors of an earlier attempt that cannot be ended. Raises StageError as `find_hosts`.
+    """The actors of an earlier attempt that cannot be ended. Raises StageError.
 
-    Without its head a cluster's raylets end themselves, and the actors with them. go_on: as in `Backend.recover`.
+    Without its head, a cluster's raylets end themselves and their actors. go_on: called while waiting; as in
+    `Backend.recover`.
     """
     deadline = time.monotonic() + RAYLETS_END_WITHIN_S
     while not listens(actors.address):
@@ -153,7 +158,7 @@ def unended(actors: Actors, go_on: Callable[[], None], *, accepts_open: bool) ->
 
 
 def listens(address: str) -> bool:
-    """Whether something answers there."""
+    """Whether something answers at an address."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECTS_WITHIN_S):
@@ -163,7 +168,7 @@ def listens(address: str) -> bool:
 
 
 def _asked(address: str, command: str, *arguments: str, go_on: Callable[[], None] | None = None) -> str:
-    """The last line that a command of this module prints."""
+    """The last line that a command of this module prints, run in a process of its own."""
     if not listens(address):
         raise ClusterError(f"the Ray cluster {address} cannot be reached: nothing answers there")
     ended = run_module(
@@ -179,7 +184,7 @@ def _asked(address: str, command: str, *arguments: str, go_on: Callable[[], None
 
 @frozen
 class GivenCluster:
-    """A cluster that exists."""
+    """A cluster that the user started."""
 
     address: str
     variables: Mapping[str, str] = {}
@@ -216,8 +221,9 @@ class OwnCluster:
             )
 
     def address_within(self, seconds: float) -> str | None:
-        """The cluster's address; None where it has not started within that time. Raises StageError where it does not
-        start, or was closed.
+        """The cluster's address; None where it has not started within `seconds`.
+
+        Raises StageError where it failed to start, or was closed.
         """
         with self._lock:
             if self._address:
@@ -238,7 +244,7 @@ class OwnCluster:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended, or did not start."""
+        """Whether the cluster has ended, or did not start."""
         return self._is_ended or self._group.ended_within(0) or (bool(self._address) and not listens(self._address))
 
     def close(self) -> None:
@@ -250,7 +256,9 @@ class OwnCluster:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """Ray, connected to a cluster as one of its hosts, and quiet. Raises ConnectionError."""
+    """Open a context with Ray connected to a cluster as one of its hosts, without its output. Raises
+    ConnectionError.
+    """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.chdir(PROJECT)  # Ray puts the driver's directory into the path of the actors, where `ops` may be the user's
     if not listens(address):  # Ray would go on asking
@@ -292,7 +300,7 @@ def hosts_of(ray: Any) -> list[ClusterHost]:
 
 
 def _check(ray: Any, *paths: str) -> list[HostFacts]:
-    """The facts of all hosts, each by a task that waits for no CPU."""
+    """The facts of all hosts, each found by a task on the host that waits for no CPU."""
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -331,7 +339,7 @@ def _is_killed(ray: Any, name: str) -> bool:
 
 
 def _lets_anyone_in(address: str) -> bool:
-    """Asks the head without a token, as no host of the cluster. Ray reads the variable when it is imported."""
+    """Whether the head accepts a process without a token. Ray reads the token's variable when it is imported."""
     os.environ["RAY_AUTH_MODE"] = "disabled"
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # its stub lacks it
     from ray.exceptions import AuthenticationError

@@ -56,7 +56,7 @@ RAY_ID = re.compile(r"\b[0-9a-f]{24,} ")
 
 
 class Host:
-    """The actor of one part of a stage."""
+    """The Ray actor that runs one part of a stage."""
 
     def __init__(self) -> None:
         import ray
@@ -85,7 +85,7 @@ class Host:
 
 
 class Driver:
-    """Starts and watches the parts of a stage on a connected cluster."""
+    """The driver of a stage on a connected cluster: it starts and watches the stage's parts."""
 
     def __init__(self, ray: Any, order: StageOrder, address: str) -> None:
         self._ray = ray
@@ -97,7 +97,7 @@ class Driver:
         self._names = actor_names(order)
 
     def run(self) -> HostExit:
-        """Raises StageError where the stage cannot run there."""
+        """Run the stage, and return its exit. Raises StageError where it cannot run on the cluster."""
         group = self._placed()
         try:
             return HostExit(code=-signal.SIGTERM) if group is None else self._ended(group)
@@ -109,7 +109,7 @@ class Driver:
             actors_path(self._order).unlink(missing_ok=True)
 
     def _ended(self, group: Any) -> HostExit:
-        """How the stage ended, in a placement group with room for it."""
+        """Run the stage in a placement group with room for it, and return its exit."""
         (self._order.results / PLACED).touch()
         actors = self._started(group)
         found = self._facts(actors)
@@ -120,7 +120,7 @@ class Driver:
         return exits.exit()
 
     def _placed(self) -> Any:
-        """A placement group with room for all parts, None where the stage was stopped while it waited."""
+        """Wait for a placement group with room for all parts; None where the stage was stopped first."""
         launch = self._order.launch
         strategy = "SPREAD" if launch.shard_workers > 1 else "PACK"
         group = self._ray.util.placement_group([self._bundle()] * launch.parts, strategy=strategy)
@@ -136,7 +136,7 @@ class Driver:
         return group
 
     def _bundle(self) -> dict[str, float]:
-        """What each part takes of its host, by Ray's names."""
+        """The resources that each part takes of its host, by Ray's names."""
         part = self._order.part
         sizes = {"CPU": part.cpus, "GPU": part.gpus or 0, "memory": part.memory}
         return {name: float(size) for name, size in sizes.items() if size}
@@ -166,7 +166,7 @@ class Driver:
         ]
 
     def _facts(self, actors: list[Any]) -> list[HostFacts] | HostExit:
-        """What the hosts report, or how the stage ended before that. Raises StageError where it cannot run there."""
+        """The hosts' reports, or the stage's exit if it ended before. Raises StageError where it cannot run on them."""
         from ray.exceptions import RayActorError, RayError
 
         here, deadline = host_facts(HERE), time.monotonic() + START_WITHIN_S
@@ -217,7 +217,7 @@ class Driver:
                     actors[number].kill.remote()
 
     def _note_end(self, exits: ExitsByHost, number: int, ended: Any) -> None:
-        """Raises StageError where an actor that Ray does not reach cannot be ended: it may still write."""
+        """Note how an actor ended. Raises StageError if Ray cannot reach or end it: it may still write."""
         from ray.exceptions import RayError, RayTaskError
 
         try:

@@ -20,9 +20,10 @@ GAPS = re.compile(BETWEEN.pattern.encode() + rb"|\x1b(?:\[[0-?]*[ -/]*)?\Z")  # 
 
 
 class RedactedLog:
-    """Copies a FIFO to a log line by line, with the values of secrets replaced; `pipe` receives the stage's output.
+    """A thread that copies a FIFO to a log line by line, with secrets replaced; `pipe` receives the stage's output.
 
-    error: why the log could not be written. From then on nobody reads, and the stage's next output fails too.
+    error: why the log could not be written. After such an error nobody reads the FIFO, so the stage's next output
+    fails.
     """
 
     def __init__(self, pipe: Path, log: Path, secrets: Sequence[str]) -> None:
@@ -40,7 +41,7 @@ class RedactedLog:
         self._thread.start()
 
     def close(self) -> None:
-        """Return when the stage's output is in the log; processes that it left behind are not waited for."""
+        """Wait until the stage's whole output is in the log, but not for processes that it left behind."""
         os.close(self._writing)
         self._thread.join(CLOSE_S)
         self.pipe.unlink(missing_ok=True)
@@ -76,5 +77,5 @@ class RedactedLog:
         return 0
 
     def _redacted(self, text: bytearray) -> bytes:
-        """Replace secrets, also those of several lines."""
+        """The text with secrets replaced, even those that span several lines."""
         return redact(text.decode(errors="surrogateescape"), self._secrets).encode(errors="surrogateescape")

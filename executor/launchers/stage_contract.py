@@ -44,10 +44,9 @@ class InputArtifact:
 class StageSpec:
     """The executor's instructions for a stage. Paths are absolute.
 
-    node_json: the node as `dsl.graph` writes it. search_path: the folders searched for modules.
-    sources: a file with the source code that is part of the key, and its digest. artifacts: by node id.
-    attempt: number of the node's attempt in this run, from 1; token and lease_id: of the stage's lease.
-    started_before: as in Stage.
+    node_json: the node as `dsl.graph` writes it. search_path: folders searched for modules. sources: a file with the
+    source code that is part of the key, and its digest. artifacts: by node id. attempt: its number in this run, from 1.
+    token, lease_id: of the stage's lease. started_before: as in Stage.
     """
 
     node: str
@@ -71,21 +70,23 @@ class StageSpec:
 
     @classmethod
     def read(cls, path: Path, digest: str) -> StageSpec | None:
-        """Read the instructions; None where the file does not exist: a later attempt cleared the folder. Raises
-        StoreError where it has another digest.
+        """Read the instructions; None where the file does not exist, since a later attempt cleared the folder.
+
+        Raises StoreError where the file has another digest.
         """
         data = read_sealed(path, digest)
         return None if data is None else structure(cls, data)
 
     def write(self, path: Path) -> str:
-        """Returns the digest of the file."""
+        """Write the instructions to a file; returns its digest."""
         return write_sealed(path, unstructure(self))
 
 
 @frozen(kw_only=True)
 class RankError:
-    """Why a rank failed. time: seconds since 1970. names: qualified names of the error's class and of its bases.
-    trace: the lines of the traceback, none for dflow's own errors.
+    """The error of a failed rank. time: seconds since 1970. names: qualified names of its class and bases.
+
+    trace: the lines of the traceback; empty for dflow's own errors.
     """
 
     name: str
@@ -98,7 +99,9 @@ class RankError:
 
 @frozen(kw_only=True)
 class RankResult:
-    """How a rank ended. memory, gpu_memory: peak bytes. loaded: the files of the user's modules that it imported."""
+    """The result of a rank. memory, gpu_memory: peak bytes. loaded: the files of the user's modules that it
+    imported.
+    """
 
     status: Literal["done", "stopped", "failed"]
     device: str = "cpu"
@@ -118,14 +121,15 @@ class RankResult:
         return None if result is not None and result.status == "failed" and result.error is None else result
 
     def write(self, path: Path) -> None:
-        """Raises OSError or DiskFull."""
+        """Write the result to a file. Raises OSError or DiskFull."""
         write_json(path, unstructure(self))
 
 
 @frozen
 class RankExit:
-    """A failed rank. code: its exit code, or minus the signal's number; time: when its parent noticed, seconds
-    since 1970.
+    """A failed rank. code: its exit code, or minus the signal's number.
+
+    time: when its parent noticed, in seconds since 1970.
     """
 
     rank: int
@@ -134,7 +138,7 @@ class RankExit:
 
 
 def read_exits(path: Path) -> list[RankExit]:
-    """The failed ranks of one host."""
+    """Read the exits of one host's failed ranks."""
     return list(structure(tuple[RankExit, ...], read_json(path) or []))
 
 
@@ -143,13 +147,13 @@ def write_exits(path: Path, exits: list[RankExit]) -> None:
 
 
 def report_lost(results: Path, worker: int) -> None:
-    """Let the other workers do its shards again. On a full disk they learn nothing, and fail by themselves."""
+    """Report a worker as lost, so that the others redo its shards. On a full disk they learn nothing, and fail."""
     with suppress(OSError):
         (results / f"{LOST}{worker}").touch()
 
 
 def lost_workers(results: Path) -> frozenset[int]:
-    """The workers whose processes are gone without having finished."""
+    """The numbers of the workers whose processes ended before they had finished."""
     return frozenset(int(name.removeprefix(LOST)) for name in _names(results) if name.startswith(LOST))
 
 
@@ -158,7 +162,7 @@ def is_stop_requested(results: Path) -> bool:
 
 
 def _names(folder: Path) -> list[str]:
-    """Found by listing: NFS may call a name missing for a minute after it was made, and lists what is there."""
+    """The names in a folder; listed, since NFS may report a new file as missing for a minute."""
     try:
         return [path.name for path in folder.iterdir()]
     except FileNotFoundError:  # a later attempt cleared the folder
@@ -173,7 +177,7 @@ def write_sealed(path: Path, value: Any) -> str:
 
 
 def read_sealed(path: Path, digest: str) -> Any:
-    """The value, None where the file does not exist. Raises StoreError where it is not the one that was written."""
+    """Read a JSON file, and check its digest; None where it does not exist. Raises StoreError for another digest."""
     try:
         data = read_plain(path)
     except OSError as error:

@@ -43,8 +43,10 @@ WATCH_S = 0.5
 
 @frozen
 class StageExit:
-    """How a stage ended. log_tail: the last lines of the log; memory, gpu_memory: peak bytes of all ranks together;
-    loaded: the files of the user's modules that it imported.
+    """The end of a stage.
+
+    log_tail: the last lines of its log. memory, gpu_memory: peak bytes of all ranks together. loaded: the files of the
+    user's modules that it imported.
     """
 
     status: Literal["done", "stopped", "failed"]
@@ -57,7 +59,7 @@ class StageExit:
 
 
 class StageProcess:
-    """A running stage. Its log gets stdout and stderr of all its processes, with the values of secrets replaced."""
+    """A running stage. Its log gets stdout and stderr of all processes, with secrets replaced."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class StageProcess:
         secrets: tuple[str, ...] = (),
         transient: tuple[str, ...] = (),
     ) -> None:
-        """Start the stage. share, part, secrets: as in StageOrder; transient: as of `failure`."""
+        """Start the stage. share, part, secrets: as in StageOrder. transient: as in `failure`."""
         with clear_errors(log):
             appended(log).close()
         self._results = spec.results
@@ -106,7 +108,7 @@ class StageProcess:
         )
 
     def wait(self) -> StageExit:
-        """Return when the stage has ended, after ending every rank that still runs."""
+        """Wait for the stage to end, end every rank that still runs, and return the stage's exit."""
         while (hosts := self._stage.wait(WATCH_S)) is None:
             pass
         results = [RankResult.read(self._results / f"{number}.json") for number in range(self._launch.processes)]
@@ -143,7 +145,7 @@ class StageProcess:
         return StageExit("failed", failure=found, log_tail=self._shown(first))
 
     def _was_stop_requested(self, code: int | None, results: Sequence[RankResult | None]) -> bool:
-        """Whether the run is to stop. A signal sent to all processes may reach the stage before the executor."""
+        """Whether the stage ended by a stop request. A signal to all processes may reach it before the executor."""
         ends_by_signal = code == -signal.SIGTERM or any(result and result.status == "stopped" for result in results)
         return self._stop_requested.wait(STOP_WITHIN_S if ends_by_signal else 0.0)
 
@@ -153,9 +155,9 @@ class StageProcess:
         return self._stage.is_placed
 
     def request_stop(self) -> None:
-        """SIGTERM, once: `stage.stop_requested()` becomes true in every rank.
+        """Send SIGTERM once, so that `stage.stop_requested()` becomes true in every rank.
 
-        Where the stage has ended, its folder may be gone; on a full disk only the signal is sent.
+        If the stage has ended, its folder may be gone; on a full disk only the signal is sent.
         """
         if self._stop_requested_at is None:
             self._stop_requested_at = time.monotonic()
@@ -165,7 +167,7 @@ class StageProcess:
             self._stage.request_stop()
 
     def stopping_for(self) -> float:
-        """Seconds since the stage was requested to stop, 0 where it was not."""
+        """Seconds since the stage was asked to stop; 0 where it was not."""
         return 0.0 if self._stop_requested_at is None else time.monotonic() - self._stop_requested_at
 
     def kill(self) -> None:
@@ -176,9 +178,9 @@ class StageProcess:
         return last_lines(self._log, self._log_start)
 
     def _shown(self, first: RankFailure | None) -> tuple[str, ...]:
-        """The traceback of the failed one of several ranks, else the end of its log.
+        """The lines to show of a failed stage: the traceback of the rank that failed first, else the end of its log.
 
-        The log has more: the others report its end, often before it does.
+        With several ranks the log's end is less useful: other ranks often report the failure before the failed one.
         """
         host = 0 if first is None else first.rank // self._launch.processes_of_part
         log = host_log(self._log, host)
@@ -187,7 +189,7 @@ class StageProcess:
         return (*shown, f"log of that host: {log}") if host else shown
 
     def _ended_alone(self, hosts: HostExit, results: Sequence[RankResult | None]) -> Finding:
-        """Why a stage failed in which no rank failed by itself."""
+        """The failure of a stage in which no single rank failed."""
         if hosts.error:
             return failure(f"StageError: {hosts.error}", (NOT_RUN,))
         if hosts.lost:

@@ -82,7 +82,7 @@ BLOCKED = threading.local()  # mask: the signal mask of a forking thread before 
 
 @frozen
 class WorkerStage:
-    """Implements Stage. Only rank 0 writes events."""
+    """The Stage object that ops get, inside a stage's process. Only rank 0 writes events."""
 
     inputs: Mapping[str, Any]
     out_dir: Path
@@ -188,7 +188,10 @@ def main() -> int:
 
 
 def _awaited_job(libraries: Sequence[str]) -> Sequence[str]:
-    """Import the libraries, and wait for the job and its log. Exits where no stage needs this process."""
+    """Import libraries ahead, then wait for the job: returns its arguments, and redirects output to its log.
+
+    Exits if no stage needs this process.
+    """
     with no_collection():
         for name in libraries:
             with suppress(ImportError):  # which the stage itself raises, in its log
@@ -207,7 +210,7 @@ def _awaited_job(libraries: Sequence[str]) -> Sequence[str]:
 
 
 def _block_signals() -> None:
-    """Keep signals pending until the child has its own handlers; else they would be lost."""
+    """Block the ending signals until the child has its own handlers, so that none is lost."""
     BLOCKED.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
 
@@ -216,14 +219,14 @@ def _restore_signals() -> None:
 
 
 def _reset_signals() -> None:
-    """A process forked by the op never reads the stop flag: `Pool.terminate` would wait for it forever."""
+    """Reset signal handlers in a forked process: `Pool.terminate` would wait forever for one that ignores SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _restore_signals()
 
 
 def _run(spec: StageSpec, rank: int, stop: threading.Event, result: Path) -> tuple[str, tuple[str, ...]]:
-    """Call the op. Returns its device and the files of `_loaded_files`."""
+    """Run the op. Returns its device, and the files of the user's modules that it loaded."""
     sources = read_sealed(spec.sources, spec.sources_digest) or {}
     import_from_source({file: text.encode("latin-1") for file, text in sources.items()})
     take_search_path(spec.search_path)
@@ -271,10 +274,10 @@ def _loaded_files(path: Sequence[str], declared: frozenset[str]) -> tuple[str, .
 
 
 def _memory() -> int:
-    """Peak bytes of this rank, plus those of its largest child where that is the larger one.
+    """Peak bytes of this rank, plus those of its largest child if that is larger.
 
-    A smaller child cannot be measured: until it runs its own program, Linux counts the memory of its parent as its own.
-    For the same reason this rank's own peak is not taken from getrusage.
+    A smaller child cannot be measured: until it runs its own program, Linux counts its parent's memory as its own. For
+    the same reason this rank's own peak is not taken from getrusage.
     """
     rows = Path("/proc/self/status").read_text().splitlines()
     own = next(int(row.split()[1]) for row in rows if row.startswith("VmHWM:"))
@@ -283,13 +286,13 @@ def _memory() -> int:
 
 
 def _gpu_memory() -> int | None:
-    """Peak bytes that torch allocated on the GPU; None where it used none."""
+    """The peak of bytes that torch allocated on the GPU; None where it used none."""
     torch = sys.modules.get("torch")
     return torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _inputs(node: GraphNode, artifacts: Mapping[str, InputArtifact]) -> dict[str, Any]:
-    """Each edge's artifact in the type that the edge declares; None for an absent one, a tuple for a list."""
+    """The input artifacts by edge, in the edge's type; None for an absent one, a tuple for a list."""
     inputs: dict[str, Any] = {}
     for name, producers in node_inputs(node, artifacts.__getitem__).items():
         kind = node.op.edges[name].type
@@ -301,9 +304,10 @@ def _inputs(node: GraphNode, artifacts: Mapping[str, InputArtifact]) -> dict[str
 
 
 def _device(requested: str) -> str:
-    """ "auto" is cuda where the op's run module imports torch and torch finds a GPU, else cpu.
+    """The device for a stage: for "auto" it is cuda if the op's run module imports torch, and torch finds a GPU.
 
-    Raises ConfigError where the requested device does not exist, or there are more ranks than visible GPUs.
+    Else it is cpu, or the requested device. Raises ConfigError where that does not exist, or there are more ranks than
+    visible GPUs.
     """
     torch = sys.modules.get("torch")
     has_cuda = torch is not None and torch.cuda.is_available()
@@ -355,7 +359,10 @@ def _keep_watch(wake_up: int, results: Path, number: int) -> None:
 def _report_error(
     result: Path, secrets: Sequence[str], kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """The excepthook: dflow's own errors are shown as they are, others with their traceback."""
+    """Write an uncaught exception to the result file; used as sys.excepthook.
+
+    dflow's own errors are shown as a message, others with their traceback.
+    """
     now = time.time()
     text = "".join(traceback.format_exception(kind, error, _op_traceback(trace)))
     expected = issubclass(kind, DflowError)
@@ -378,7 +385,7 @@ def _report_error(
 
 
 def _op_traceback(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback from the op on; complete where the error is dflow's own."""
+    """The traceback from the op's function on; complete where the error is dflow's own."""
     place = trace
     while place is not None and place.tb_frame.f_globals is not globals():
         place = place.tb_next

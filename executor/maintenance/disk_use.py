@@ -18,7 +18,7 @@ from executor.system.symlinks import folder_size
 
 @frozen
 class NodeUse:
-    """One node's disk use in a run. runs: how many runs use the artifact."""
+    """The disk use of one node in a run. runs: how many runs use its artifact."""
 
     node: str
     digest: str
@@ -28,7 +28,9 @@ class NodeUse:
 
 @frozen
 class RunUse:
-    """One run's disk use. bytes: of its artifacts; only: of those that no other run uses; record: of its record."""
+    """The disk use of one run. bytes: of its artifacts. only: of those that no other run uses. record: of
+    its record.
+    """
 
     run: str
     tags: Sequence[str]
@@ -50,8 +52,8 @@ class PipelineUse:
 class DiskUse:
     """The output of `dflow gc --usage --json`, in bytes.
 
-    shared, unused: of the artifacts, those of several runs and of none; damaged: records that cannot be read and are
-    not counted; with one, what gc would free is not known.
+    shared, unused: artifacts of several runs, and of none. damaged: unreadable records, which are not counted; if there
+    are any, freed_by_gc is unknown.
     """
 
     store: str

@@ -43,7 +43,7 @@ ACCEPTED = "accepted"
 
 @frozen
 class Item:
-    """An item in the store. size: bytes. label: what it is. why: why it stays; empty where it goes."""
+    """A file or folder of the store. size: bytes. label: what it is. why: why gc keeps it; empty if gc removes it."""
 
     path: Path
     kind: Kind
@@ -54,7 +54,7 @@ class Item:
 
 @frozen
 class Survey:
-    """What would go and what stays. dropped: the digests whose index lines go, by key."""
+    """A survey of what gc would remove and keep. dropped: key -> digests whose index lines would be removed."""
 
     goes: tuple[Item, ...]
     stays: tuple[Item, ...]
@@ -63,7 +63,7 @@ class Survey:
 
     @property
     def freed(self) -> int:
-        """Bytes."""
+        """The bytes that would be freed."""
         return sum(item.size for item in self.goes)
 
 
@@ -89,7 +89,7 @@ def survey(store: Store, *, keep: int, pulled: bool = True) -> Survey:
 
 
 def collect(store: Store, *, keep: int, pulled: bool = True) -> Survey:
-    """Remove what `survey` finds, and return it. Raises StoreError where something cannot be removed."""
+    """Remove what `survey` finds, and return the survey. Raises StoreError where something cannot be removed."""
     with exclusive_gc_lock(store.path):
         found = survey(store, keep=keep, pulled=pulled)
         for key, digests in found.dropped.items():
@@ -159,7 +159,7 @@ def _artifact_label(folder: Path) -> str:
 
 
 def _hidden(item: Item) -> Path | None:
-    """Rename an item to a hidden name; None where it came into use meanwhile, or is gone."""
+    """Rename an item to a hidden name before its removal; None where it is gone or has come into use."""
     if item.kind == "work":
         return move_away(item.path)
     if item.kind == "leftover":
@@ -173,7 +173,7 @@ def _hidden(item: Item) -> Path | None:
 
 
 def _shorten(path: Path, digests: set[str]) -> None:
-    """Drop the lines of these digests from a file of lines; an empty file is removed."""
+    """Drop the lines with these digests from an index file; an empty file is removed."""
     lines: list[dict[str, Any]] = read_lines(path)
     kept = [line for line in lines if line.get("digest") not in digests]
     if len(kept) == len(lines):
@@ -187,7 +187,7 @@ def _shorten(path: Path, digests: set[str]) -> None:
 
 @frozen
 class Kept:
-    """A run that is kept, and why: "one of the last 10 of toy", "tagged best", "it is running"."""
+    """A run that gc keeps, and the reason: "one of the last 10 of toy", "tagged best", "it is running"."""
 
     record: Record
     why: str
@@ -200,7 +200,7 @@ class Kept:
 
 @frozen
 class InUse:
-    """What is in use. digests: of artifacts, with a reason for each; the keys of nodes with unfinished work; the ids of
+    """The things in use: digests of artifacts, each with a reason; keys with unfinished work; ids of
     unfinished runs.
     """
 
@@ -210,10 +210,10 @@ class InUse:
 
 
 def all_records(records: Path, damaged: list[Path] | None = None) -> list[Record]:
-    """Every run, the newest first. damaged: gets the folders of damaged records. Without it raises StoreError for the
-    first, since what it uses is unknown.
+    """All runs, the newest first.
 
-    A record without a state is of a run that never started.
+    damaged: collects the folders of damaged records. Without it, the first damaged one raises StoreError, since its
+    artifacts are unknown. A record without a state belongs to a run that never started.
     """
     folders = sorted(records.iterdir(), reverse=True) if records.is_dir() else []
     begun = [folder for folder in folders if is_begun(folder)]
@@ -265,7 +265,7 @@ def in_use(
     *,
     pulled: bool = True,
 ) -> InUse:
-    """What the kept runs use, and accepted artifacts that no run has used yet. index: all lines by key.
+    """The artifacts and work that the kept runs use, and accepted artifacts not used yet. index: all lines by key.
 
     pulled: also keep pulled artifacts that no run has used yet.
     """
@@ -297,7 +297,7 @@ def in_use(
 
 
 def read_index(store: Store) -> dict[str, list[IndexLine]]:
-    """All lines of the index by key."""
+    """The lines of the index by key."""
     folder = store.path / "index"
     found = folder.iterdir() if folder.is_dir() else ()
     keys = sorted(path.name for path in found if KEY.fullmatch(path.name) and path.is_file())
@@ -305,7 +305,7 @@ def read_index(store: Store) -> dict[str, list[IndexLine]]:
 
 
 def _digests(run: Kept, records: Sequence[Record], index: Mapping[str, Sequence[IndexLine]]) -> Iterator[str]:
-    """The artifacts of one run's nodes, and those that it may reuse."""
+    """The digests of the artifacts of one run's nodes, and of those that the run may still reuse."""
     state = run.record.state
     yield from (node.digest for node in state.nodes.values() if node.digest is not None)
     yield from state.pinned.values()
@@ -318,7 +318,7 @@ def _digests(run: Kept, records: Sequence[Record], index: Mapping[str, Sequence[
 
 
 def _before(state: RunState, records: Sequence[Record]) -> dict[str, str]:
-    """The last artifacts of a pipeline's nodes: a node downstream of one that reruns may reuse its own."""
+    """The last artifacts of a pipeline's nodes by id, which a running run may still reuse."""
     found: dict[str, str] = {}
     for record in records:
         if record.state.pipeline == state.pipeline:
@@ -329,10 +329,10 @@ def _before(state: RunState, records: Sequence[Record]) -> dict[str, str]:
 
 
 def remove_run(store: Store, folder: Path) -> None:
-    """Remove a run's record, logs and figures, also where the record is damaged.
+    """Remove a run's record, logs and figures, even if the record is damaged.
 
-    It is renamed out of its place first; the remains of a killed removal are deleted when the store is next opened.
-    Where the record is a link, only the link is removed.
+    The folder is renamed first; if the removal is killed, the rest is deleted when the store is next opened. Of a link
+    only the link is removed.
     Raises StoreError where the run is in progress, being served, or tagged.
     """
     record = Record(folder, RunState(run=folder.name, pipeline="", experiment=""))  # its content does not matter
@@ -358,7 +358,7 @@ def remove_run(store: Store, folder: Path) -> None:
 
 
 def require_untagged(folder: Path) -> None:
-    """Raises StoreError where the run has a tag."""
+    """Check that a run has no tag. Raises StoreError."""
     tags = tags_of(folder)
     if tags:
         raise StoreError(

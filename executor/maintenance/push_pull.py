@@ -45,7 +45,7 @@ Progress = Callable[[int], None]
 
 
 class HasCode(StoreError):
-    """An artifact of a remote has code in it that no config trusts."""
+    """An error: an artifact of a remote contains code that no config trusts."""
 
 
 @frozen
@@ -67,9 +67,9 @@ class Wanted:
 
 
 def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
-    """The artifacts of a run's finished nodes, or of `node` or its copies, with their lines in this store's index.
+    """The artifacts of a run's finished nodes, with their lines in this store's index.
 
-    Raises PipelineError where the run has no such node.
+    node: only this node's, or those of its copies. Raises PipelineError where the run has no such node.
     """
     copies = {node_id: each.copy for node_id, each in recorded_nodes(record.folder).items()}
     chosen = required_nodes({node_id: copies.get(node_id) for node_id in record.state.nodes}, node)
@@ -89,7 +89,7 @@ def recorded(store: Store, record: Record, node: str | None) -> list[Wanted]:
 
 
 def accepted(store: Store, wanted: Sequence[Wanted]) -> list[Wanted]:
-    """The other keys for which a user accepted one of these artifacts."""
+    """Further keys for which a user accepted one of these artifacts, as entries of their own."""
     by_digest = {each.digest: each for each in reversed(wanted)}
     keys = {each.key for each in wanted}
     newest_lines = {key: lines[-1] for key, lines in read_index(store).items() if lines and key not in keys}
@@ -101,7 +101,7 @@ def accepted(store: Store, wanted: Sequence[Wanted]) -> list[Wanted]:
 
 
 def required_nodes(nodes: Mapping[str, Copy | None], node: str | None) -> tuple[str, ...]:
-    """The ids of `node` or its copies, or all. Raises PipelineError where `node` selects none of them."""
+    """The ids of `node` or of its copies; all ids for None. Raises PipelineError for an unknown node."""
     if node is None:
         return tuple(nodes)
     if chosen := selected_by(node, nodes):
@@ -110,7 +110,7 @@ def required_nodes(nodes: Mapping[str, Copy | None], node: str | None) -> tuple[
 
 
 def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bool:
-    """Send one artifact; False where the remote had it. Raises StoreError where it is damaged here."""
+    """Send one artifact; False where the remote already has it. Raises StoreError where the local copy is damaged."""
     damages = check(store, [wanted.digest])
     if damages:
         raise StoreError(
@@ -137,7 +137,7 @@ def push(store: Store, remote: Remote, wanted: Wanted, progress: Progress) -> bo
 
 
 def _manifest_to_send(file: Path) -> str:
-    """A manifest without the folders where external files lie here, which name the user and more of this machine."""
+    """The manifest to send, without the folders of external files, which would reveal the user and this machine."""
     text = read_plain(file).decode()
     manifest = Manifest.read(file)
     if manifest is None:
@@ -149,7 +149,7 @@ def _manifest_to_send(file: Path) -> str:
 
 
 def _without_folder(value: Any) -> Any:
-    """The names of absolute paths, as an external field has them."""
+    """The value with absolute paths reduced to their names."""
     if isinstance(value, (list, tuple)):
         return [_without_folder(each) for each in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
@@ -165,9 +165,9 @@ def push_key(remote: Remote, wanted: Wanted) -> bool:
 
 
 def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
-    """The artifact at the remote of each node that is missing here, or the node's id where there is none.
+    """For each node missing in the store, its artifact at the remote, or the node's id if the remote lacks it.
 
-    The next key does not need the artifact itself, since its digest is in the index.
+    Keys of nodes below need no download, since the digest is in the remote's index.
     """
     digests: dict[str, str] = {}
     for node_id in planner.graph.nodes:
@@ -185,9 +185,9 @@ def offered(planner: Planner, remote: Remote) -> Iterator[Wanted | str]:
 
 
 def everything(remote: Remote, node: str | None) -> list[Wanted]:
-    """The newest artifact of every key at the remote, or of the keys of `node`, by the node that made it.
+    """The newest artifact of every key at the remote. node: only those that this node made.
 
-    Raises PipelineError where no artifact there is of `node`.
+    Raises PipelineError where the remote has no artifact of `node`.
     """
     found = []
     for key in remote.index_keys():
@@ -208,12 +208,12 @@ def newest(remote: Remote, key: str) -> IndexLine | None:
 
 
 def missing_bytes(remote: Remote, wanted: Iterable[Wanted]) -> int:
-    """Bytes to fetch."""
+    """The number of bytes to fetch."""
     return sum(size for each in wanted for size in remote.sizes(each.digest).values())
 
 
 def pull(store: Store, remote: Remote, wanted: Wanted, progress: Progress, report: Callable[[str], None]) -> bool:
-    """Fetch one artifact; False where the store has it. Raises StoreError where it is damaged or incomplete there."""
+    """Fetch one artifact; False where the store already has it. Raises StoreError if it is damaged at the remote."""
     with store.lease(wanted.key, f"dflow pull {remote.url}") as lease:
         lease.acquire(lambda holder: report(f"{wanted.node}: waiting, {holder}"))
         lease.wait_for_ranks()
@@ -244,14 +244,16 @@ def pull(store: Store, remote: Remote, wanted: Wanted, progress: Progress, repor
 
 
 def _entry(line: IndexLine, remote: Remote) -> IndexLine:
-    """The index line for this store; an acceptance keeps its user, time and reason."""
+    """The index line to write to this store for a pulled artifact; an acceptance keeps its user, time and reason."""
     if line.acceptance == ACCEPTED:
         return attrs.evolve(line, source=remote.url)
     return attrs.evolve(line, time=time.time(), acceptance=PULLED, source=remote.url)
 
 
 def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, Mapping[str, FileEntry]]:
-    """The manifest's bytes and files. Raises StoreError where they do not match the digest."""
+    """An artifact's manifest at the remote, as bytes and as files. Raises StoreError if it does not match
+    the digest.
+    """
     data = remote.manifest(wanted.digest)
     if data is None:
         raise _damaged(remote, wanted, [f"{MANIFEST} is missing"])
@@ -271,7 +273,7 @@ def _manifest(remote: Remote, wanted: Wanted) -> tuple[bytes, Mapping[str, FileE
 
 
 def _check_sizes(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry]) -> None:
-    """Raises StoreError where a file is larger there than its entry says, before any of it is fetched."""
+    """Check before a download that no file at the remote is larger than its entry says. Raises StoreError."""
     there = remote.sizes(wanted.digest)
     wrong = [
         f"{name} has {there[name]} bytes instead of {entry.size}"
@@ -283,7 +285,7 @@ def _check_sizes(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry])
 
 
 def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: Path, progress: Progress) -> None:
-    """Fetch the missing files; a file gets its name when it is complete."""
+    """Fetch an artifact's missing files; a file gets its name only when complete."""
 
     def get(name: str) -> None:
         target = fresh / name
@@ -301,7 +303,7 @@ def _fetch(remote: Remote, digest: str, files: Mapping[str, FileEntry], fresh: P
 
 
 def _seal(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry], fresh: Path) -> None:
-    """Write the fetched files through to disk (fsync) and verify them. Wrong ones are removed, to be fetched again."""
+    """Sync the fetched files to disk and verify them. Wrong files are removed, so that they are fetched again."""
     (fresh / MANIFEST).unlink(missing_ok=True)
     found = seal_artifact_files(fresh)
     wrong = sorted(name for name in {*files, *found} if files.get(name) != found.get(name))
@@ -312,7 +314,7 @@ def _seal(remote: Remote, wanted: Wanted, files: Mapping[str, FileEntry], fresh:
 
 
 def _write_manifest(path: Path, data: bytes) -> None:
-    """Write the manifest of a pulled artifact, in place: a killed pull must leave no file of another name."""
+    """Write a pulled artifact's manifest in place, as a killed pull must not leave a file of another name."""
     with new_file(path) as file:
         file.write(data)
     sync(path)
@@ -328,7 +330,7 @@ def _damaged(remote: Remote, wanted: Wanted, what: list[str]) -> StoreError:
 
 
 def _in_parallel(do: Callable[[str], None], names: Iterable[str]) -> None:
-    """Run in several threads; the first error cancels what has not started."""
+    """Call a function for each name in several threads; the first error cancels calls not yet started."""
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         done = [pool.submit(do, name) for name in names]
         try:

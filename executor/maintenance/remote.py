@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 class Remote:
-    """A remote. Its methods raise StoreError, with the URL and the error, where it cannot be reached or refuses."""
+    """A remote store at a URL. Methods raise StoreError, with the URL, where it cannot be reached or refuses."""
 
     def __init__(self, url: str) -> None:
         self.url = _shown(url)
@@ -73,7 +73,9 @@ class Remote:
         self._reading = {"block_size": 0} if names & HTTP else {}
 
     def check_format(self, *, write: bool) -> None:
-        """Raises StoreError where nothing was pushed, or the layout differs; write: initialise an empty remote."""
+        """Check the remote's layout. Raises StoreError if it differs, or is empty. write: initialise an
+        empty remote.
+        """
         with self._clear():
             version = self._json("format")
             found = [] if version is not None else self._names("")
@@ -135,7 +137,7 @@ class Remote:
         return {name: int(entry["size"]) for name, entry in inside.items()}
 
     def get(self, name: str, target: Path, size: int) -> None:
-        """Fetch a file; `name` is relative to the URL. Raises StoreError, and stops, for more than `size` bytes."""
+        """Fetch a file. name: relative to the URL. Raises StoreError, and stops, after more than `size` bytes."""
         with self._clear():
             self._files.get_file(self._path(name), str(target), callback=_limit(f"{self.url}: {name}", size))
 
@@ -160,7 +162,10 @@ class Remote:
             return bool(self._files.exists(self._path(name)))
 
     def _path(self, name: str) -> str:
-        """Raises StoreError in a directory where a link leads out of it, or something is neither file nor folder."""
+        """The full path of a name at the remote.
+
+        Raises StoreError in a local remote for a link that leads out of it, or for what is neither file nor folder.
+        """
         path = f"{self._root}/{name}".rstrip("/")
         if self._folder is not None:
             leads_to = Path(os.path.realpath(path))
@@ -180,7 +185,7 @@ class Remote:
         return sorted(name for name in names if not name.endswith(".part"))
 
     def _bytes(self, name: str, most: int = MOST_BYTES) -> bytes | None:
-        """The content of a file, None where there is none. Raises StoreError, and stops, for more than `most` bytes."""
+        """The content of a remote file, None if missing. Raises StoreError, and stops, after more than `most` bytes."""
         found = bytearray()
         try:
             with self._files.open(self._path(name), "rb", **self._reading) as file:
@@ -208,7 +213,7 @@ class Remote:
 
 
 def _limit(name: str, size: int) -> Callback:
-    """Ends the transfer of a file once more bytes came than it has."""
+    """A callback that ends the transfer of a file after more bytes than its size."""
 
     def check(_: int | None, transferred: int) -> None:
         if transferred > size:
@@ -218,7 +223,7 @@ def _limit(name: str, size: int) -> Callback:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """The classes of errors of a remote, from the libraries that are loaded."""
+    """The error classes that a remote may raise, from the libraries that are loaded."""
     loaded = [(sys.modules[name], errors) for name, errors in FOREIGN_ERRORS.items() if name in sys.modules]
     foreign = [getattr(module, error) for module, errors in loaded for error in errors if hasattr(module, error)]
     return (OSError, ValueError, *foreign)
@@ -240,7 +245,7 @@ def _shown(url: str) -> str:
 
 
 class NotAsExpected(StoreError):
-    """Data at a remote that no store of dflow writes."""
+    """An error: data at a remote that no dflow writes."""
 
 
 def index_line(line: Mapping[str, Any]) -> IndexLine:
@@ -253,7 +258,7 @@ def index_line(line: Mapping[str, Any]) -> IndexLine:
 
 
 def pulled_manifest(data: bytes, op: str | None) -> Manifest:
-    """The manifest in a file's bytes; op: that of the node, None where it is not known. Raises NotAsExpected."""
+    """Parse an artifact's manifest from a remote. op: the node's op, None if unknown. Raises NotAsExpected."""
     try:
         values = parse_json(data)
     except ValueError:

@@ -31,9 +31,11 @@ ADDRESS = {"--port": "give --port before the --", "--host": "give --host before 
 
 
 class Engine(ABC):
-    """An engine that can serve drafts. key_variable: the environment variable that holds the API key. own: arguments
-    that dflow sets itself, and what to do instead. secret: those whose value is not repeated. refusals: lines of a
-    server's log without a GPU.
+    """An inference engine that can serve drafts.
+
+    key_variable: the environment variable for the API key. own: arguments that dflow sets itself -> what to do instead.
+    secret: arguments whose values are not printed. refusals: matches log lines of a server that cannot run without a
+    GPU.
     """
 
     dialect: ClassVar[Dialect]
@@ -44,11 +46,13 @@ class Engine(ABC):
 
     @property
     def name(self) -> str:
-        """The name by which users know it."""
+        """The engine's name for users."""
         return self.dialect.engine
 
     def refuse_own(self, extra: Sequence[str]) -> None:
-        """Raises ConfigError for arguments that begin one of `own`: with "=", with underscores, and abbreviated."""
+        """Check the user's extra arguments. Raises ConfigError for one in `own`, even with "=", underscores or
+        abbreviated.
+        """
         wrong = []
         for argument in extra:
             name = self.long_name(argument).partition("=")[0].partition(".")[0].replace("_", "-")
@@ -61,19 +65,19 @@ class Engine(ABC):
             raise ConfigError("arguments after -- that dflow serve sets itself:\n" + "\n".join(wrong))
 
     def long_name(self, argument: str) -> str:
-        """The argument with its long name."""
+        """The argument with its short option replaced by the long one."""
         return argument
 
     @abstractmethod
     def command(self, run: ServedRun, address: Address, extra: Sequence[str]) -> list[str]:
-        """The command, with the program as users call it."""
+        """The shell command that starts a server, as users would type it."""
 
     @abstractmethod
     def program(self, run: ServedRun) -> list[str]:
-        """The program as it lies on this machine. Raises DataError where the version that dflow supports is missing."""
+        """The command that starts the engine here. Raises DataError where the supported version is not installed."""
 
     def environment(self, run: ServedRun) -> Mapping[str, str]:
-        """Environment variables that the server needs for this target."""
+        """The environment variables that the server needs for this target."""
         return {}
 
     def warnings(self, run: ServedRun) -> Sequence[str]:
@@ -82,7 +86,7 @@ class Engine(ABC):
         return [] if warning is None else [warning]
 
     def notice(self, run: ServedRun) -> str | None:
-        """What to know of the command."""
+        """A note for users about the command, None for none."""
         return None
 
     def key_arguments(self, key: str, extra: Sequence[str], folder: Path) -> list[str]:
@@ -90,7 +94,7 @@ class Engine(ABC):
         return []
 
     def refusal(self, log: str) -> str | None:
-        """The last line of a server's log by which the engine refuses the draft on this machine, None without one."""
+        """The last log line that says why the engine refuses the draft on this machine; None if there is none."""
         found = self.refusals.findall(log)
         return found[-1].strip() if found else None
 
@@ -132,8 +136,9 @@ class SGLangEngine(Engine):
         )
 
     def key_arguments(self, key: str, extra: Sequence[str], folder: Path) -> list[str]:
-        """The arguments that give a server its API key. Empty without a key, or where `extra` names a file of
-        arguments, which may have it.
+        """The arguments that give a server its API key.
+
+        Empty without a key, or where `extra` names a config file, which may hold the key.
         """
         if not key or any(argument.partition("=")[0] == "--config" for argument in extra):
             return []
@@ -143,13 +148,15 @@ class SGLangEngine(Engine):
 
 
 def _for_installed(run: ServedRun) -> Served:
-    """The settings with only the installed version of SGLang, if that is one of those that may serve."""
+    """The serving settings, reduced to the installed version of SGLang; unchanged if that version may not serve the
+    draft.
+    """
     found = installed_version()
     return evolve(run.served, versions=(found,)) if found in run.served.versions else run.served
 
 
 class VLLMEngine(Engine):
-    """vLLM reads its API key from the same variable itself."""
+    """The vLLM engine; it reads its API key from the environment variable itself."""
 
     dialect = VLLM
     key_variable = "VLLM_API_KEY"

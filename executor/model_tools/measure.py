@@ -49,10 +49,10 @@ def computed(
     show: Callable[[str], None] = lambda text: None,
     **values: Any,
 ) -> Result:
-    """The JSON that `python -m MODULE REQUEST RESULT` wrote for a node. what: its name in an error; show: called with
-    each step; values: what the request holds besides graph, node and artifacts, in JSON values.
+    """Run `python -m module REQUEST RESULT` for a node, and return the JSON that it wrote.
 
-    Raises DataError where it refused, DflowError where it failed.
+    what: its name in errors. show: called with each step. values: further values of the request, in JSON. Raises
+    DataError where the module refused the request, and DflowError where it failed.
     """
     places = {name: [str(path), digest] for name, (path, digest) in artifacts.items()}
     request = {"graph": graph_to_json(graph), "node": node_id, "artifacts": places, **values}
@@ -73,7 +73,10 @@ def computed(
 
 
 def _run(module: str, files: Sequence[int], threads: int, show: Callable[[str], None]) -> tuple[int, Sequence[str]]:
-    """The exit code, and the last lines that do not name steps. files: of the request and the result."""
+    """Run a module in a process; returns its exit code and its last lines that name no steps.
+
+    files: descriptors of the request and the result.
+    """
     command = module_command(module, *(f"/proc/self/fd/{file}" for file in files))
     tail: deque[str] = deque(maxlen=LOG_LINES)
     with ChildGroup(command, stage_environment(threads), output=subprocess.PIPE, files=files, grace_s=0) as group:
@@ -95,7 +98,7 @@ def diagnose(
     split: str | None,
     budget: float,
 ) -> Iterator[Result]:
-    """The result of ops/tools/diagnose/run.py for each draft of a run, or for that of the named node.
+    """Diagnose each draft of a run, or the draft of one node, with ops/tools/diagnose/run.py.
 
     show: called with each step. split: the only one to use prompts of, see Chain.of. budget: seconds for each draft,
     into which the number of prompts is made to fit. Raises PipelineError where there is no such node, StoreError where
@@ -127,7 +130,7 @@ def diagnose(
 
 
 def keep(record: Record, result: Result) -> None:
-    """Write it to the run's record: {"drafts": [the last result of each with the draft's digest, ...]}."""
+    """Store a diagnosis in the run's record, as {"drafts": [...]}; it replaces an earlier one of the same node."""
     known = (read_object(record.folder / RESULT) or {}).get("drafts", [])
     digest = record.state.nodes[result["node"]].digest
     by_node = {each["node"]: each for each in (*known, {**result, "digest": digest})}
@@ -135,7 +138,10 @@ def keep(record: Record, result: Result) -> None:
 
 
 def kept(record: Record) -> dict[str, list[Finding]]:
-    """The findings in a run's record by node, of drafts that the run still has. Empty where the file is damaged."""
+    """The findings of `dflow diagnose` kept in a record, by node, for drafts that the run still has.
+
+    Empty where the file is damaged.
+    """
     found = {}
     try:
         for each in (read_object(record.folder / RESULT) or {}).get("drafts", []):
@@ -160,7 +166,7 @@ def _chosen(graph: Graph, run: str, node_id: str | None) -> list[str]:
 
 
 def loss_curve(store: Store, record: Record, node_id: str | None) -> list[tuple[int, float]]:
-    """[step, train/loss] of a node, from the run that made its artifact; empty where that is gone."""
+    """The training loss of a node as [step, loss], from the run that made its artifact; empty where that is gone."""
     state = None if node_id is None else record.state.nodes.get(node_id)
     if state is None:
         return []
@@ -178,10 +184,10 @@ def loss_curve(store: Store, record: Record, node_id: str | None) -> list[tuple[
 
 
 def compare(store: Store, graph: Graph, node_id: str | None, samples: int) -> list[Result]:
-    """Each capture node of a graph (or the one that is named), compared on a few of its samples.
+    """Compare the backends of each capture node of a graph, or of the named one, on a few of its samples.
 
-    Raises DataError where SGLang is missing or another version, PipelineError where there is no such node, and
-    StoreError where its tokens or its target are not in the store.
+    Raises PipelineError for an unknown node, DataError where the supported SGLang is not installed, and StoreError
+    where the store lacks the tokens or the target.
     """
     if samples < 1:
         raise PipelineError([Finding(f"--samples {samples}: must be 1 or more")])

@@ -28,8 +28,9 @@ MAX_TOKENS = 128
 
 @frozen(kw_only=True)
 class ServeOptions:
-    """The options of `dflow serve`. run, node: None for the latest run and its only draft. engine: a name of `ENGINES`.
-    extra: its arguments.
+    """The options of `dflow serve`. run, node: None for the latest run, and its only draft.
+
+    engine: a name in `ENGINES`. extra: arguments for it.
     """
 
     store: Path
@@ -43,7 +44,9 @@ class ServeOptions:
 
 
 class EngineServer(Server):
-    """A server of an engine, whose refusals are reported as such. algorithm: that of the draft, as SGLang names it."""
+    """A running server of an engine; refusals of the engine are raised as such. algorithm: the draft's, as SGLang names
+    it.
+    """
 
     def __init__(
         self,
@@ -68,11 +71,11 @@ class EngineServer(Server):
 
 
 def serve_run(options: ServeOptions) -> None:
-    """Start the server, send it one prompt, and serve until interrupted, or with `check` until it has answered.
+    """Start a server for a run's draft, send it one prompt, and serve until interrupted.
 
-    Raises ConfigError for an argument of the engine's that dflow gives, StoreError where the run has nothing to serve,
-    DataError where the engine is not installed in a version that the draft is for, and ServerError where the server
-    does not start or does not use the draft.
+    With `check` it stops once the server has answered. Raises ConfigError for an argument that dflow sets itself,
+    StoreError where the run has nothing to serve, DataError without a suitable engine, and ServerError where the server
+    fails or does not use the draft.
     """
     engine = ENGINES[options.engine]
     engine.refuse_own(options.extra)
@@ -113,7 +116,7 @@ def _serve(engine: Engine, run: ServedRun, record: Record, options: ServeOptions
 def _started(
     engine: Engine, command: Sequence[str], run: ServedRun, log: Path, key: str, extra: Sequence[str]
 ) -> Iterator[Server]:
-    """The server. Its key is in no argument, and not in its log, where engines write all their settings."""
+    """Open a context with a running server. Its key is neither in its arguments nor in its log."""
     environment = engine.environment(run)
     if not key:
         with EngineServer(engine, command, environment, log, algorithm=run.draft.algorithm) as server:
@@ -131,7 +134,7 @@ def _started(
 
 
 def try_prompt(engine: Engine, url: str, run: ServedRun, key: str = "") -> None:
-    """Send one prompt and show the answer and its accepted length. Raises ServerError where the draft was not used."""
+    """Send one prompt, and show answer and accepted length. Raises ServerError where the draft was not used."""
     prompt = run.prompts[0] if run.prompts else HELLO
     answer = ask(url, prompt.messages, MAX_TOKENS, key, engine.dialect)
     print_lines(f"prompt: {indented(prompt_text(prompt))}\nanswer: {indented(answer.text)}")

@@ -40,7 +40,9 @@ class ServedRun:
     be fit to serve. of_embedding: what single engines do with the target's embedding, by the engine's name. tau: as
     `evaluate` measured it, None where it did not. engine: that of export_draft.
 
-    prompts: held-out ones; none where the store holds no samples.
+    algorithm: the draft's, as train_dflash names it. warnings: doubts whether the draft is fit to serve. tau: measured
+    by `evaluate`, else None. engine: the one set in export_draft. prompts: held-out ones; none where the store holds no
+    samples.
     """
 
     target: Path
@@ -55,10 +57,10 @@ class ServedRun:
 
 
 def find_served(store: Store, record: Record, node: str | None, prompts: int = 1) -> ServedRun:
-    """Find the draft that the node, or else the run's only one, made or checked, and at most `prompts` prompts.
+    """Find the draft to serve, that of the node or the run's only one, and at most `prompts` prompts.
 
-    Raises StoreError where the run has no such draft, or several, or where the store lacks it or its target, and
-    DataError where one of them would bring code that nobody trusts, or where no server serves the draft's algorithm.
+    Raises StoreError where the run has no such draft or several, or the store lacks it or its target. Raises DataError
+    where one of them has untrusted code, or no server supports its algorithm.
     """
     made = _Made(store, record, record.graph())
     export, check = made.choose(node)
@@ -84,7 +86,10 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
 
 
 def _draft_option(draft: Path, config: Mapping[str, Any]) -> DraftOption:
-    """The block size is that of plain DFlash's form, which counts what is verified."""
+    """The engine's options for a draft.
+
+    The block size is counted as in plain DFlash: the tokens that are verified in a step.
+    """
     algorithm = algorithm_of(config)
     if not algorithm.engine:
         raise DataError(f"{draft}: {NO_SERVER} ({algorithm.name}): evaluate measures its accepted lengths")
@@ -99,8 +104,9 @@ class _Made:
     graph: Graph
 
     def choose(self, named: str | None) -> tuple[GraphNode, GraphNode | None]:
-        """The node that exported the draft, and the one that checked it, if there is one. Without a name not one from
-        whose draft another was trained.
+        """The node that exported the draft to serve, and the node that checked it, if any.
+
+        Without a name, drafts from which another one was trained are left out.
         """
         exports = [node for node in self.graph.nodes.values() if node.op.output is Draft]
         last = last_drafts_of(self.graph)
@@ -120,7 +126,7 @@ class _Made:
         raise StoreError(f"run {self.record.run} exports several drafts: {', '.join(last)}; choose one with --node")
 
     def draft_of(self, export: GraphNode, check: GraphNode | None) -> tuple[Path, list[str]]:
-        """The serving directory: as it was checked where it passed, else as it was exported, with a warning."""
+        """The draft's serving directory, and warnings: the checked one if it passed, else the exported one."""
         if check is None:
             return self.path(export.id), [
                 f"no node checks the draft of {export.id} (op check_export): SGLang does not report a draft that it "
@@ -137,7 +143,7 @@ class _Made:
         return self.path(export.id), [f"the draft of {export.id} {why}"]
 
     def _skipped(self, check: GraphNode) -> list[str]:
-        """A warning where the gate passed the draft without SGLang."""
+        """Warnings where the gate passed the draft without SGLang."""
         checked = _read(self.path(check.id) / "check.json")
         live = checked.get("live", {})
         if live.get("status") != "skipped":
@@ -148,7 +154,10 @@ class _Made:
         return [f"{check.id} checked the draft without SGLang ({_one_line(live['reason'])}): {remedy}"]
 
     def _require_unaltered(self, export: GraphNode, check: GraphNode) -> None:
-        """Raises StoreError where a file is not as the gate passed it. The export may share it, as a hard link."""
+        """Check that the files of a draft are as the gate passed them; the export may share them by hard links.
+
+        Raises StoreError where one was altered.
+        """
         altered = self._altered(check)
         if altered:
             first = export.id if self._altered(export) else check.id
@@ -162,8 +171,9 @@ class _Made:
         return [self.store.object_path(digest) / name for name in self.store.altered(digest)] if digest else []
 
     def captured(self, export: GraphNode) -> dict[str, Any]:
-        """How the images of the training were prepared: by its training.json, or where the store has lost the training,
-        by tokens.json of the evaluation, which has the same fields.
+        """The image settings of the training, from its training.json.
+
+        If the store has lost it, they come from tokens.json of the evaluation, which has the same fields.
         """
         for producer in export.inputs.get("draft", ()):
             training = self._stored(producer)
@@ -181,7 +191,7 @@ class _Made:
         return None
 
     def prompts(self, export: GraphNode, vision: bool, count: int) -> tuple[ChatPrompt, ...]:
-        """Prompts of the first samples behind the draft's evaluation or check that hold some."""
+        """At most `count` prompts, from the first samples behind the draft's evaluation or check that have any."""
         found = (held_out_prompts(samples, vision, count) for samples in self._samples(export))
         return next(filter(None, found), ())
 
@@ -193,7 +203,7 @@ class _Made:
                     yield self.graph.nodes[node]
 
     def _samples(self, export: GraphNode) -> Iterator[Path]:
-        """The conversations behind those tokens, where the store has them."""
+        """The folders of conversations from which the evaluated tokens were made, as far as the store has them."""
         for tokens in self._tokens(export):
             for producer in tokens.inputs.get("samples", ()):
                 samples = self._stored(producer)
@@ -218,13 +228,13 @@ class _Made:
         return self.store.object_path(state.digest)
 
     def _readers(self, export: GraphNode, output: type) -> list[GraphNode]:
-        """Nodes of this output that read the exported draft."""
+        """The nodes with this output type that read the exported draft."""
         nodes = self.graph.nodes.values()
         return [node for node in nodes if node.op.output is output and export.id in node.inputs.get("draft", ())]
 
 
 def _one_line(text: str) -> str:
-    """The lines of an error in one line, cut where they are many."""
+    """The lines of an error joined into one, and cut if too long."""
     joined = " | ".join(line.strip() for line in text.splitlines() if line.strip())
     return joined if len(joined) <= LONGEST_ERROR else joined[:LONGEST_ERROR] + " ..."
 
@@ -239,11 +249,10 @@ def _read(path: Path) -> dict[str, Any]:
 def find_draft_run(
     records: Path, run: str | None, node: str | None, outputs: Iterable[type[Artifact]]
 ) -> tuple[Record, str]:
-    """The record, and a note where it is not the latest.
+    """The record of a run with a draft, and a note where it is not the latest run.
 
-    run: see `find_record`. None: the newest run in which a node with one of the outputs is done, the named one where
-    node is not None; the latest where no run has one, or the latest cannot be read without the user's trust. Raises
-    StoreError.
+    run: as in `find_record`; None: the newest run in which a node with one of `outputs` is done. node: only this node
+    counts. If no run has one, or the latest cannot be read without trust, it is the latest. Raises StoreError.
     """
     latest = find_record(records, run)
     wanted = tuple(outputs)

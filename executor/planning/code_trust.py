@@ -17,8 +17,9 @@ CODE = (".py", ".pyc", ".so", ".pkl", ".pickle")
 
 
 def trusting_nodes(graph: Graph) -> frozenset[str]:
-    """The nodes whose config, or that of one that they read, lets a checkpoint's code run: a tokenizer's code is copied
-    from the target.
+    """The nodes that may run code of a checkpoint, because their own config or that of a node above allows it.
+
+    A tokenizer's code is copied from the target, so the nodes below need it as well.
     """
     found: set[str] = set()
     for node_id, node in graph.nodes.items():
@@ -32,9 +33,9 @@ def code_in(files: Iterable[str]) -> list[str]:
 
 
 def untrusted_code(store: Store, node: GraphNode, trusting: frozenset[str], digest: str) -> str:
-    """Why the artifact of a node is not used; empty where it may be. trusting: those of the node's graph.
+    """The reason why the artifact of a node must not be used; empty where it may be. trusting: see `trusting_nodes`.
 
-    Only the user's own ops read what one of them writes in a form of its own.
+    Artifacts of a user's own form are only read by the user's own ops, and always allowed.
     """
     is_built_in = any(form.__module__ == BUILT_IN for form in node.op.output.__mro__)
     if node.id in trusting or not (is_built_in or hasattr(node.config, TRUST)):
@@ -44,7 +45,7 @@ def untrusted_code(store: Store, node: GraphNode, trusting: frozenset[str], dige
 
 
 def refuse_untrusted_code(store: Store, node: GraphNode, trusting: frozenset[str], digest: str) -> None:
-    """Raises StoreError where `untrusted_code` says why."""
+    """Refuse an artifact whose code is not trusted; `untrusted_code` gives the reason. Raises StoreError."""
     why = untrusted_code(store, node, trusting, digest)
     if why:
         raise StoreError(

@@ -27,7 +27,10 @@ InputState = Literal["runs", "may change", "changed", "added", "removed"]
 
 @frozen
 class InputChange:
-    """A node that this one reads or read; old and new digests where they are known, and why it is another one."""
+    """An input of a node that changed between two runs.
+
+    old, new: the artifact's digests where known. cause: why the artifact is another one.
+    """
 
     producer: str
     state: InputState
@@ -51,9 +54,9 @@ class Made:
 
 @frozen
 class Explanation:
-    """What is known of one node. reason: that of the plan, for what no difference accounts for.
+    """The explanation of one node's planned state. reason: the plan's reason, where no difference explains it.
 
-    against: the run with which the node was compared, where that is not the latest.
+    against: the run with which the node was compared, if that is not the latest.
     """
 
     node: str
@@ -73,7 +76,7 @@ class Explanation:
 
 
 def explain(store: Store, planner: Planner, node_id: str) -> list[Explanation]:
-    """The node first, then each node above it that will or may run, the nearest first."""
+    """Explanations of the node, then of each node above it that will or may run, the nearest first."""
     decisions = planner.plan()
     found: list[Explanation] = []
     seen = {node_id}
@@ -88,7 +91,7 @@ def explain(store: Store, planner: Planner, node_id: str) -> list[Explanation]:
 
 
 def _made(store: Store, key: str | None) -> Made | None:
-    """What is known of the run that computed the newest artifact of a key."""
+    """The origin of the newest artifact of a key, as far as known; None without one."""
     line = store.newest(key) if key is not None else None
     if line is None or key is None:
         return None
@@ -103,7 +106,7 @@ def _made(store: Store, key: str | None) -> Made | None:
 
 
 def maker_of(record: Record, line: IndexLine, key: str) -> str | None:
-    """The node of a run that computed what an index line of this key names."""
+    """The node of a run that computed the artifact in an index line of this key; None if unknown."""
     makers = [node_id for node_id, node in record.state.nodes.items() if node.digest == line.digest]
     keys = (key, line.accepted_key)
     by_key = [node_id for node_id in makers if record.state.nodes[node_id].key in keys]
@@ -131,7 +134,7 @@ def _explained(store: Store, planner: Planner, node: GraphNode, decisions: Mappi
 
 
 def _with_files(store: Store, run: str, difference: Difference) -> Difference:
-    """The difference, of a folder with the files that changed since the run with which it is compared."""
+    """The difference; for a folder with the names of files that changed since the compared run."""
     record = load_begun(store.records / run) if difference.kind == "content" and difference.path and run else None
     names = [] if record is None else changed_since(Path(difference.path), record.state.started)
     return attrs.evolve(difference, path=f"{difference.path}: {listed(names, FILES_SHOWN)}") if names else difference
@@ -159,12 +162,12 @@ def _inputs(store: Store, node: GraphNode, decisions: Mapping[str, Decision], pr
 
 
 def explanation_text(explanations: Sequence[Explanation]) -> str:
-    """The node, then each one above it, separated by empty lines."""
+    """The explanations as text, separated by empty lines."""
     return "\n\n".join("\n".join(_explanation_lines(each)) for each in explanations)
 
 
 def accepted_text(user: str, at: float, reason: str) -> str:
-    """Who declared an artifact valid for other code."""
+    """A line that says who accepted an artifact as valid for changed code, when, and why."""
     return f"accepted by {user} on {moment(at)}: {reason or 'no reason given'}"
 
 

@@ -32,14 +32,14 @@ class Earlier:
 
 @frozen
 class Content:
-    """The digests of a node's external content by field or its member, and the run whose record has them."""
+    """The digests of a node's external content, by field or list member. run: the run whose record has them."""
 
     digests: Mapping[str, str]
     run: str
 
 
 class SourceRuns:
-    """The runs that computed the cached artifacts; the record of each is read once, when it is first needed."""
+    """The records of runs that computed cached artifacts; each is read once, when needed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -64,9 +64,9 @@ class SourceRuns:
             state.metrics, state.warnings = self._sealed(decision)
 
     def _sealed(self, decision: Decision) -> tuple[dict[str, float], list[str]]:
-        """The metrics in the manifest that the source run wrote, and a warning if that manifest is gone.
+        """The metrics that the source run wrote to the artifact's manifest, and a warning if that manifest is gone.
 
-        The artifact may have the manifest of an earlier run with the same content and other measurements.
+        The artifact may have an earlier run's manifest, with equal content but other measurements.
         """
         if decision.digest is None:
             return {}, []
@@ -81,7 +81,9 @@ class SourceRuns:
         return {}, [f"the metrics of run {run}, which made this artifact, are missing; run {other.run} made the same"]
 
     def made(self, run: str | None, key: str | None) -> NodeState | None:
-        """The node of a run that computed a key's artifact, maybe for another key; None without its record."""
+        """The state of the node that computed a key's artifact in a run, maybe under another key; None without its
+        record.
+        """
         if run is None or key is None:
             return None
         if run not in self._made:
@@ -104,7 +106,7 @@ class SourceRuns:
 
 
 class PreviousNodes:
-    """Each node as in the newest record of the pipeline that finished it, else in the newest that began it."""
+    """The earlier states of each node: from the newest record that finished it, else the newest that began it."""
 
     def __init__(self, store: Store, pipeline: str) -> None:
         self._store = store
@@ -119,9 +121,10 @@ class PreviousNodes:
         return self._known[node_id]
 
     def nearest(self, node_id: str, differences: Callable[[Previous], int]) -> Previous | None:
-        """The latest record that finished the node with the fewest differences; the newest of several.
+        """The earlier state of a node with the fewest differences, in any record that finished it; the newest of
+        several.
 
-        After an experiment that was undone, that is the record before it.
+        After an undone experiment, that is the state before the experiment.
         """
         best = self.get(node_id)
         if best is None or best.digest is None:
@@ -136,7 +139,7 @@ class PreviousNodes:
         return best
 
     def computed(self, node_id: str) -> NodeState | None:
-        """The node as it was computed last: how long it took, and its memory; None if that is not known."""
+        """The node's state when it was last computed, with duration and memory; None if that is not known."""
         for earlier in self._records():
             state = earlier.nodes.get(node_id)
             if state is not None and state.state == "done":
@@ -146,8 +149,10 @@ class PreviousNodes:
         return None
 
     def content(self, node: GraphNode) -> Content | None:
-        """The digests of what lies outside the store as the newest record has them in which the node names the same
-        paths; None where there is no such record, or other values chose the external files in it.
+        """The recorded digests of a node's external data, from the newest record in which the node names the same
+        paths.
+
+        None without one, or where other config values chose the external files.
         """
         from executor.keys.differences import is_different  # only where data is gone
 
@@ -175,7 +180,7 @@ class PreviousNodes:
         return present
 
     def _records(self) -> Iterator[Earlier]:
-        """The newest first; each is read once."""
+        """The earlier records, the newest first; each is read once."""
         yield from self._read
         for earlier in self._unread:
             self._read.append(earlier)
@@ -200,7 +205,7 @@ def previous_in(store: Store, earlier: Earlier, node_id: str) -> Previous | None
 
 
 def _texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """The texts of a config by field, and those in its lists by member."""
+    """The text values of a config by field, and those in its lists by member, such as "field[0]"."""
     lists = {name: value for name, value in config.items() if isinstance(value, list)}
     members = {f"{name}[{place}]": member for name, value in lists.items() for place, member in enumerate(value)}
     return {name: value for name, value in {**config, **members}.items() if isinstance(value, str)}

@@ -26,7 +26,10 @@ RECORDS_SEARCHED = 200
 
 @frozen
 class Offer:
-    """A finished artifact that differs from what a node would make by code only. line: that of old_key."""
+    """A finished artifact that differs only by code from what a node would make now.
+
+    line: the index line of old_key, under which the artifact is stored.
+    """
 
     node: str
     key: str
@@ -37,9 +40,10 @@ class Offer:
 
 
 def offers(store: Store, planner: Planner) -> list[Offer]:
-    """What may be kept valid of all nodes, in their order, each with what is offered above it as its inputs.
+    """The artifacts that could be kept valid despite changed code, in the order of the nodes.
 
-    Raises ConfigError where there is nothing, StoreError where artifacts are damaged.
+    An offered artifact counts as the input of nodes below it. Raises ConfigError where there is none, and StoreError
+    where artifacts are damaged.
     """
     digests: dict[str, str] = {}
     found = []
@@ -57,9 +61,9 @@ def offers(store: Store, planner: Planner) -> list[Offer]:
 
 
 def offer_of(store: Store, planner: Planner, node_id: str) -> Offer:
-    """What may be kept valid for the node.
+    """The artifact that may be kept valid for a node.
 
-    Raises ConfigError that says why nothing may be, StoreError where the artifact is damaged.
+    Raises ConfigError that says why there is none, and StoreError where it is damaged.
     """
     decisions = planner.plan()
     decision = decisions[node_id]
@@ -91,7 +95,7 @@ def _offer(store: Store, planner: Planner, node_id: str, key: str, digests: Mapp
 
 
 def _check(store: Store, found: Sequence[Offer]) -> None:
-    """Raises StoreError where an artifact is damaged."""
+    """Check that no offered artifact is damaged. Raises StoreError."""
     for offer in found:
         damages = check(store, [offer.line.digest])
         if damages:
@@ -100,10 +104,10 @@ def _check(store: Store, found: Sequence[Offer]) -> None:
 
 
 def keep_valid(store: Store, planner: Planner, offer: Offer, reason: str) -> tuple[Record | None, str]:
-    """Enter the new key into the index, and the event into the record of the run that computed the artifact.
+    """Declare the offered artifact valid for the node's new key.
 
-    Returns that record, if it still exists, and the entry as text. Raises ConfigError where the code was
-    edited since the offer was made.
+    The index gets a line, and the record of the run that computed the artifact an event. Returns that record, if it
+    still exists, and the event as text. Raises ConfigError where the code was edited since the offer was made.
     """
     now = node_parts(planner.graph, offer.node, Sources.now(store.external_memo))
     if now != planner.parts[offer.node]:
@@ -135,7 +139,7 @@ def _note_in_record(store: Store, offer: Offer, line: IndexLine) -> Record | Non
 
 
 def _newest_finished(store: Store, op: str, without_code: str) -> tuple[str, IndexLine, Mapping[str, str]] | None:
-    """(key, index line, code) of the newest artifact there is with this key without code."""
+    """The key, index line and code digests of the newest artifact with this key without code; None without one."""
     seen: set[str] = set()
     for record in islice(newest_records(store.records), RECORDS_SEARCHED):
         for node in record.state.nodes.values():
@@ -152,7 +156,10 @@ def _newest_finished(store: Store, op: str, without_code: str) -> tuple[str, Ind
 
 
 def _code(store: Store, key: str, manifest: Manifest) -> Mapping[str, str]:
-    """The code hashes of a key: in the manifest, or where the same content was there before, in the run's plan."""
+    """The code digests that belong to a key, from the artifact's manifest.
+
+    Where another key made the same content first, they are in the plan of the run that used this key.
+    """
     code = manifest.key_parts.code
     line = store.newest(key)
     if manifest.key == key or line is None:

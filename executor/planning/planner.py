@@ -31,7 +31,7 @@ WORDS: Mapping[Cache, str] = {"hit": "cached", "miss": "runs", "maybe": "may sta
 
 @frozen
 class Previous:
-    """A node in an earlier record: its key parts, input digests by producer, its digest, and the run's id."""
+    """The state of a node in an earlier record: its key parts, input digests, artifact digest, and the run's id."""
 
     parts: KeyParts
     input_digests: Mapping[str, str]
@@ -41,7 +41,7 @@ class Previous:
 
 @frozen
 class Decision:
-    """What happens to a node. key and digest are None if they depend on a node that has not run.
+    """The planned treatment of a node. key, digest: None if they depend on a node that has not run.
 
     source_run: the run that computed a hit's artifact; None for a pinned node. acceptance: as in the index.
     """
@@ -56,17 +56,18 @@ class Decision:
 
 @frozen(kw_only=True)
 class Planner:
-    """Decides node after node. `parts` are by node id.
+    """Decides for each node whether it is cached or runs.
 
-    previous: of earlier records, only to explain why a node is not cached.
-    pinned: nodes whose artifact is kept, whatever their key would be now (digest by node id).
+    parts: key parts by node id.
+    previous: earlier records, used only to explain why a node is not cached.
+    pinned: node id -> digest of the artifact that is kept, whatever the node's key is now.
     forced: nodes that run even if they are cached.
-    absent: nodes whose data is missing, so that they have no parts.
-    recorded: nodes whose data is missing, but whose parts an earlier record has: its run by node id.
+    absent: nodes whose data is missing, and which have no parts.
+    recorded: nodes whose data is missing, but whose parts a record has: node id -> its run.
     source: the run that made the pinned artifacts.
     run: the planned run; empty before it has a record.
     trusting: nodes whose config lets a checkpoint's code run.
-    given: of a trial run, the configs as the user gave them.
+    given: the configs as the user gave them, in a trial run.
     """
 
     graph: Graph
@@ -97,7 +98,7 @@ class Planner:
         return decisions
 
     def decide(self, node_id: str, digests: Mapping[str, str]) -> Decision:
-        """The decision for one node; digests: the known ones of nodes before it."""
+        """Decide for one node whether it is cached. digests: the known artifact digests of nodes before it."""
         node = self.graph.nodes[node_id]
         if node_id in self.pinned:
             return self._pinned(node_id)
@@ -121,8 +122,9 @@ class Planner:
         return Decision("miss", self._why(node, digests), key)
 
     def hit(self, node_id: str, key: str) -> Decision | None:
-        """The hit for the node's key, if the store has its artifact. For a forced node, only an artifact of this run
-        counts, and none with code that the config does not trust.
+        """The cache hit for a node's key, None without one.
+
+        A forced node accepts only an artifact of this run. Artifacts with untrusted code are never used.
         """
         line = self.store.newest(key)
         if line is None or not self.store.has(line.digest) or (node_id in self.forced and line.run != self.run):
@@ -157,7 +159,9 @@ class Planner:
         return Decision("miss", self._why(node, digests, unknown))
 
     def compared_with(self, node: GraphNode, digests: Mapping[str, str]) -> Previous | None:
-        """The earlier state that reasons compare a node with: the one with the fewest differences."""
+        """The earlier state with which a node is compared for reasons: the one with the fewest differences; None for
+        none.
+        """
         from executor.keys.differences import differences, distance  # only where something runs
 
         def count(previous: Previous) -> int:
@@ -167,7 +171,9 @@ class Planner:
         return self.previous.nearest(node.id, count)
 
     def _why(self, node: GraphNode, digests: Mapping[str, str], unknown: Sequence[str] = ()) -> str:
-        """Why a node runs that is neither forced nor lost its artifact. unknown: the parents that will run."""
+        """The reason why a node runs, unless it is forced or its artifact is lost. unknown: parents that
+        will run too.
+        """
         from executor.keys.differences import differences, reasons, with_given, with_paths
 
         previous = self.compared_with(node, digests)
@@ -187,7 +193,10 @@ class Planner:
 
 
 def earlier_rule_note(decisions: Mapping[str, Decision], file: str = "FILE") -> str:
-    """How what an earlier dflow made is kept; empty where no node runs for the rule of its code only."""
+    """A note on how to keep artifacts of an earlier dflow.
+
+    Empty unless some node would run only because the rule for code digests has changed.
+    """
     if all(decision.cache == "hit" for decision in decisions.values()):
         return ""
     from executor.keys.differences import OTHER_RULE
@@ -207,7 +216,7 @@ def kept_text(run: str) -> str:
 
 
 def _changed_inputs(node: GraphNode, digests: Mapping[str, str], previous: Previous) -> list[str]:
-    """The parents with a known digest that is another one than before."""
+    """The parents whose artifact is known to differ from that of the previous state."""
     return [each for each in node.parents if each in digests and previous.input_digests.get(each) != digests[each]]
 
 

@@ -31,9 +31,9 @@ from executor.system.symlinks import folder_size
 
 @frozen
 class Estimates:
-    """What each node needs whose op gives an estimate. forecast: of its output, None where nothing is known.
+    """The estimated needs of each node whose op can tell. forecast: of each output, None where unknown.
 
-    refused: why an op gives none, where a value is wrong.
+    refused: why an op gives no estimate, since a value is wrong.
     """
 
     needs: Mapping[str, Estimate]
@@ -44,8 +44,8 @@ class Estimates:
 def preflight(
     store: Store, graph: Graph, decisions: Mapping[str, Decision], free_disk: int
 ) -> tuple[list[Finding], Estimates]:
-    """What the nodes that will run lack on this machine, in their files or inputs, or on its disk; and the estimates of
-    the graph.
+    """Check this machine before a run: findings on what nodes lack in files, inputs or disk, and the
+    graph's estimates.
     """
     estimates = graph_estimates(graph, cached_artifacts(store, decisions), free_disk)
     lacking = _missing_here(graph, decisions, estimates)
@@ -55,10 +55,10 @@ def preflight(
 def graph_estimates(
     graph: Graph, made: Mapping[str, Path], free_disk: int, trials: Mapping[str, Trial] = {}
 ) -> Estimates:
-    """The estimates of a graph. made: where the store holds artifacts, by node id.
+    """The estimates of a graph. made: artifact folders in the store, by node id.
 
-    A node whose artifact exists needs nothing, but its readers use its estimate. What an op does not know becomes a
-    note. Hooks see device = "cpu" where the node computes on the CPU.
+    A node whose artifact exists needs nothing, but its readers use its forecast. Unknown sizes become notes. Hooks see
+    device = "cpu" where the node computes on the CPU.
     """
     needs: dict[str, Estimate] = {}
     forecast: dict[str, Any] = dict.fromkeys(graph.nodes)
@@ -93,7 +93,7 @@ def graph_estimates(
 
 
 def _identity(node: GraphNode, artifact: Path | None, identities: Mapping[str, str]) -> str:
-    """The node's `PlanContext.identity`. An artifact's folder has its digest as its name."""
+    """The node's `PlanContext.identity`; an artifact's folder is named by its digest."""
     if artifact is not None:
         return artifact.name
     inputs = {edge: [identities[parent] for parent in parents] for edge, parents in node.inputs.items()}
@@ -103,13 +103,13 @@ def _identity(node: GraphNode, artifact: Path | None, identities: Mapping[str, s
 
 
 def _computes_on_gpu_here(node: GraphNode) -> bool:
-    """Whether the node will compute on a GPU: on a cluster, wherever it may."""
+    """Whether the node will compute on a GPU; on a cluster, whether it may."""
     is_chosen = node.launch.device == "cuda" or node.launch.kind == "ray"
     return computes_on_gpu(node) and (is_chosen or bool(devices()))
 
 
 def estimate_row(need: Estimate, measured: int | None = None) -> dict[str, Any]:
-    """What `dflow plan --json` shows of a node; sizes in bytes. measured: as of `measured_memory`."""
+    """A node's row in `dflow plan --json`, with sizes in bytes. measured: see `measured_memory`."""
     return {
         "memory": dict(need.memory),
         "memory_total": sum(need.memory.values()),
@@ -122,7 +122,7 @@ def estimate_row(need: Estimate, measured: int | None = None) -> dict[str, Any]:
 
 
 def measured_memory(node: GraphNode, last: NodeState | None) -> int | None:
-    """The peak bytes of one rank when the node was computed last: on its GPU, or of the process where it has none."""
+    """Peak bytes of one rank when the node was last computed: on its GPU, or of the process if it uses none."""
     if last is None:
         return None
     peak = last.gpu_memory if _computes_on_gpu_here(node) else last.memory
@@ -136,10 +136,10 @@ def too_large(
     memory: int,
     measured: Mapping[str, int | None] = {},
 ) -> list[str]:
-    """A line for each node whose ranks do not fit on this machine, by what they hold and by what they took last.
+    """A line for each node whose ranks do not fit on this machine, by their estimate or their last peak.
 
-    gpu_memory: bytes of the smallest GPU here, None where that is unknown. memory: bytes of the machine, for ranks that
-    compute on the CPU; a node on several hosts has nproc ranks on each. measured: as of `measured_memory`.
+    gpu_memory: bytes of the smallest GPU here, None if unknown. memory: bytes of the machine, for ranks on the CPU; a
+    node on several hosts has nproc ranks on each. measured: peak bytes of a rank by node, see `measured_memory`.
     """
     held = {node_id: sum(need.memory.values()) for node_id, need in needs.items()}
     needed = {node_id: most for node_id, size in held.items() if (most := max(size, measured.get(node_id) or 0))}
@@ -162,7 +162,7 @@ def too_large(
 def disk_mistakes(
     store: Store, decisions: Mapping[str, Decision], needs: Mapping[str, Estimate], free: int
 ) -> list[Finding]:
-    """A mistake for each node that will run and whose output does not fit beside those of the nodes before it."""
+    """A mistake for each node whose output will not fit on the disk beside those of the nodes before it."""
     mistakes, before = [], 0
     for node_id, decision in decisions.items():
         need = needs.get(node_id, Estimate())
@@ -179,9 +179,9 @@ def disk_mistakes(
 
 
 def check_space(graph: Graph, node_id: str, made: Mapping[str, Path], work_dir: Path) -> None:
-    """Raises DiskFull where the node, which is about to start, is known to write more than is free at its work folder.
+    """Check the disk before a node starts. Raises DiskFull where it is known to write more than is free.
 
-    made: the artifacts of the nodes above it.
+    made: the artifacts of the nodes above it. work_dir: a folder on that disk.
     """
     if hook(graph.nodes[node_id].op, "estimate") is None:
         return
@@ -195,20 +195,21 @@ def check_space(graph: Graph, node_id: str, made: Mapping[str, Path], work_dir: 
 
 
 def known_size(need: Estimate) -> int:
-    """Bytes; 0 where the amount of data is not known."""
+    """The bytes that a node writes; 0 where the amount of data is unknown."""
     return 0 if need.disk_per else sum(need.disk.values())
 
 
 def _unfinished_work(store: Store, node_id: str) -> int:
-    """Bytes of what earlier attempts at the node left, which a run may continue."""
+    """The bytes that earlier attempts at a node left, and that a run may continue with."""
     work = store.path / "work"
     folders = [file.parent for file in work.glob("*/work.json") if (read_object(file) or {}).get("node") == node_id]
     return sum(map(folder_size, folders))
 
 
 def _lack(need: Estimate, size: int, free: int, place: Path, before: int = 0) -> str:
-    """The message that a node lacks disk space. size: bytes that are still to be written. before: what the nodes before
-    it write.
+    """The message that a node lacks disk space.
+
+    size: bytes still to be written. before: bytes that nodes before it write.
     """
     shared = f" ({shown_bytes(before)} of that for the nodes before it)" if before else ""
     less = f", or write less: {need.less_disk}" if need.less_disk else ""
@@ -220,7 +221,7 @@ def _lack(need: Estimate, size: int, free: int, place: Path, before: int = 0) ->
 
 
 def _missing_here(graph: Graph, decisions: Mapping[str, Decision], estimates: Estimates) -> list[Finding]:
-    """The mistakes of tracking, then those of all nodes that are not cached, in the order of the graph."""
+    """Findings on what tracking lacks, then on what each node that will run lacks, in the order of the graph."""
     running = {node_id: graph.nodes[node_id] for node_id, decision in decisions.items() if decision.cache != "hit"}
     lacking = _of_tracking(graph)
     for node in running.values():
@@ -238,7 +239,7 @@ def _missing_here(graph: Graph, decisions: Mapping[str, Decision], estimates: Es
 
 
 def _of_tracking(graph: Graph) -> list[Finding]:
-    """MLflow is missing, though runs are tracked: reported before hours of work, not after them."""
+    """A finding if runs are tracked but MLflow is missing, so that it is known before hours of work."""
     if not graph.tracking or importlib.util.find_spec("mlflow") is not None:
         return []
     hint = "install it (pip install mlflow), or run without tracking: -s mlflow.tracking=false"
@@ -252,7 +253,7 @@ def _asks_for_something(node: GraphNode) -> bool:
 
 
 def _of_node(node: GraphNode, estimates: Estimates) -> Iterator[Finding]:
-    """What it lacks by itself, then what does not fit its inputs."""
+    """Findings on what a node lacks on this machine, then on what does not fit its inputs."""
     lacking: Callable[[Any], Mapping[str, str]] | None = hook(node.op, "missing_here")
     conflicts: Callable[[Any, Mapping[str, Any]], Mapping[str, str]] | None = hook(node.op, "conflicts")
     for found in (
@@ -264,6 +265,6 @@ def _of_node(node: GraphNode, estimates: Estimates) -> Iterator[Finding]:
 
 
 def _lines(text: str) -> list[str]:
-    """An error's lines; a first one that only introduces the others is left out."""
+    """The lines of an error; a first line that only introduces the others is left out."""
     first, *others = text.splitlines() or [""]
     return [line.strip() for line in others] if others and first.endswith(":") else [text]

@@ -55,11 +55,11 @@ class MetricPair:
 
 @frozen
 class NodeDiff:
-    """One node. inputs: the producers whose artifacts are not the same. digests: those of the first and the second.
+    """The differences of one node between two runs.
 
-    values: of a node that only one run has, all of its config. unknown: the runs whose code and libraries are not
-    compared, since the records and artifacts that had them are gone. copy_of: what it is a copy of, where it is
-    compared under its own id.
+    inputs: the nodes that it reads whose artifacts differ. digests: its own artifacts in both runs. values: the changed
+    config; the whole config if only one run has the node. unknown: runs whose code and libraries were not compared, as
+    their records and artifacts are gone. copy_of: the node of which it is a copy, if compared under its own id.
     """
 
     node: str
@@ -74,13 +74,13 @@ class NodeDiff:
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing but measured figures differs."""
+        """Whether nothing differs except measured metrics."""
         found = self.values or self.code or self.inputs or self.unknown
         return self.where == "both" and None not in self.digests and len(set(self.digests)) == 1 and not found
 
     @property
     def status(self) -> str:
-        """One phrase."""
+        """A short phrase for the table, such as "only in the first" or "not finished in the second"."""
         if self.where != "both":
             origin = f", a copy of {self.copy_of}" if self.copy_of else ""
             return f"only in the {self.where}{origin}"
@@ -92,8 +92,8 @@ class NodeDiff:
         return "the same" if self.is_same else "the same artifact"
 
     def to_json(self) -> dict[str, Any]:
-        """The difference as JSON: null for what is not finite, since JSON has no such number; "same": whether a metric
-        is.
+        """The difference as JSON; infinite and NaN numbers become null. "same": whether both runs have the
+        same metric.
         """
         metrics = [{**attrs.asdict(pair), "difference": pair.difference, "same": pair.is_same} for pair in self.metrics]
         found = {
@@ -112,7 +112,7 @@ class NodeDiff:
 
 @frozen
 class CombinationDiff:
-    """The copies of a combination, each against the node of the other run that it is a copy of."""
+    """The copies of one combination of a sweep, each compared with the node of the other run that it is a copy of."""
 
     values: Mapping[str, str]
     nodes: Sequence[NodeDiff]
@@ -123,9 +123,10 @@ class CombinationDiff:
 
 @frozen
 class RunsDiff:
-    """Two runs. swept: the one whose copies are compared with nodes of the other, combination by combination.
+    """The comparison of two runs.
 
-    nodes: those that are compared under their own ids.
+    nodes: those compared under their own ids. swept: the run whose copies are compared with the other's nodes, if only
+    one is a sweep. combinations: those comparisons.
     """
 
     nodes: Sequence[NodeDiff]
@@ -134,7 +135,7 @@ class RunsDiff:
 
 
 def compare_runs(store: Store, first: Record, second: Record) -> RunsDiff:
-    """Node by node by their ids. Where only one of both has copies, each is compared with the node it is a copy of."""
+    """Compare two runs node by node. If only one of them is a sweep, its copies are compared with the other's nodes."""
     one, other = Part.of(store, first), Part.of(store, second)
     if bool(one.copies) == bool(other.copies):
         return RunsDiff(_compared_nodes(one, other))
@@ -152,15 +153,16 @@ def compare_runs(store: Store, first: Record, second: Record) -> RunsDiff:
 
 
 def _compared_nodes(first: Part, second: Part) -> list[NodeDiff]:
-    """All nodes of both, in the order of the second; those that only the first has come last."""
+    """The comparison of all nodes of both runs, in the order of the second; nodes that only the first has come last."""
     return [_node(name, first, second) for name in dict.fromkeys([*second.ids, *first.ids])]
 
 
 @frozen
 class Part:
-    """Some nodes of a run. ids: by the names under which they are compared, the ids that they have in the run.
+    """The nodes of a run that are compared. ids: name used for the comparison -> the node's id in the run.
 
-    recorded: nodes as the run's graph has them, whose ops may be gone. copies: what copies are copies of, by id.
+    recorded: the nodes as in the run's graph; their ops may no longer exist. copies: node id -> the node it is a copy
+    of.
     """
 
     store: Store
@@ -172,7 +174,7 @@ class Part:
 
     @classmethod
     def of(cls, store: Store, record: Record) -> Part:
-        """All nodes under their own ids."""
+        """All nodes of a run, each under its own id."""
         nodes, recorded = record.state.nodes, recorded_nodes(record.folder)
         copies = {node_id: copy for node_id in nodes if node_id in recorded and (copy := recorded[node_id].copy)}
         return cls(store, Earlier(nodes, record.plan()), recorded, copies, {node_id: node_id for node_id in nodes})
@@ -181,7 +183,7 @@ class Part:
         return attrs.evolve(self, ids={name: own for name, own in self.ids.items() if name in names})
 
     def combinations(self) -> Iterator[tuple[dict[str, str], Part]]:
-        """What was chosen by group, and the copies under the names of their templates, in the order of the variants."""
+        """Each combination of a sweep: the chosen value by group, and its copies under the names of their templates."""
         chosen = {node_id: frozenset(copy.values.items()) for node_id, copy in self.copies.items()}
         for members in by_combination(chosen).values():
             values = {group: value for node_id in members for group, value in self.copies[node_id].values.items()}
@@ -195,11 +197,11 @@ class Part:
         return previous_in(self.store, self.earlier, self.ids[name])
 
     def shown(self, node_id: str) -> str:
-        """The name of a node that is read: of a copy its template, where copies are compared under that."""
+        """The name of a node that is read; for a copy the name under which copies are compared."""
         return self.copies[node_id].template if self.is_renamed and node_id in self.copies else node_id
 
     def inputs(self, name: str) -> dict[str, str]:
-        """The digests that are known of the nodes that it reads."""
+        """The known digests of the artifacts that a node reads, by the nodes' names."""
         row = self.earlier.rows.get(self.ids[name])
         known = ((parent, self.earlier.nodes.get(parent)) for parent in (row.parents if row is not None else ()))
         return {self.shown(parent): node.digest for parent, node in known if node is not None and node.digest}
@@ -213,7 +215,9 @@ class Part:
         return {field: self._reference(value) for field, value in flat(self._recorded(name).config).items()}
 
     def settings(self, name: str, keyed: Container[str]) -> dict[str, Any]:
-        """The values outside the key, and which nodes are on the edges."""
+        """The values of a node that do not enter its key, and the nodes on its edges. keyed: names that
+        enter the key.
+        """
         config = {field: value for field, value in self.config(name).items() if field not in keyed}
         return config | {f"launch.{field}": value for field, value in self._recorded(name).launch.items()}
 
@@ -221,7 +225,7 @@ class Part:
         return self.recorded.get(self.ids[name], RecordedNode())
 
     def _reference(self, value: Any) -> Any:
-        """A reference to a node as it is written in a file, one to a copy by the name under which that is compared."""
+        """A config value in which a reference to a copied node names the node under which the copy is compared."""
         if isinstance(value, str) and value.startswith("@"):
             return f"@{self.shown(value[1:])}"
         return [self._reference(member) for member in value] if isinstance(value, list) else value
@@ -253,7 +257,7 @@ def _node(name: str, first: Part, second: Part) -> NodeDiff:
 
 
 def _settings(kind: Kind, name: str, first: Part, second: Part, keyed: Container[str]) -> tuple[Difference, ...]:
-    """What differs among the values that are not among those of the key parts."""
+    """The differences in values that do not enter the key."""
     return tuple(value_differences(kind, first.settings(name, keyed), second.settings(name, keyed)))
 
 
@@ -263,9 +267,9 @@ def _metrics(one: NodeState | None, other: NodeState | None) -> tuple[MetricPair
 
 
 def runs_text(first: Record, second: Record, found: RunsDiff) -> str:
-    """The two runs; a table of the nodes, what differs in each of them, and the metrics that differ.
+    """The comparison as text: the two runs, a table of their nodes, then the differences of each node and metric.
 
-    The same for the copies of each of the first combinations, where one of them is a sweep.
+    If one run is a sweep, the same follows for each of its first combinations.
     """
     runs = [("first", first), ("second", second)]
     heads = [
@@ -286,7 +290,7 @@ def runs_text(first: Record, second: Record, found: RunsDiff) -> str:
 
 
 def _swept(found: RunsDiff) -> str:
-    """How many combinations, and of which values."""
+    """A sentence on the number of combinations in a sweep, and the values that they combine."""
     other = "first" if found.swept == "second" else "second"
     values: dict[str, dict[str, None]] = {}
     for combination in found.combinations:
@@ -331,7 +335,7 @@ def _details(node: NodeDiff) -> list[str]:
 
 
 def _config(node: NodeDiff) -> list[str]:
-    """The values of a node that only one run has, several in a line; None is left out."""
+    """The values of a node that only one run has, as lines with several each; None values are left out."""
     values = [(change.name, change.new if node.where == "second" else change.old) for change in node.values]
     text = ", ".join(f"{name} {json.dumps(value, ensure_ascii=False)}" for name, value in values if value is not None)
     head = f"  {node.status}: "

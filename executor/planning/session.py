@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 @frozen
 class Session:
-    """What scheduler/run_loop.py needs of a run. The record has the plan's hits as done. notes: on nodes that are kept
-    though their data is gone, and on nodes that run though an earlier dflow may have made the same.
+    """The data of a run that the scheduler (run_loop.py) needs. Cached nodes are already marked as done in the record.
+
+    notes: on nodes kept although their data is gone, and on nodes that run although an earlier dflow may have made the
+    same.
     """
 
     store: Store
@@ -50,7 +52,7 @@ class Session:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every node was done before anything ran."""
+        """Whether every node was already done before anything ran."""
         return all(node.state == "done" for node in self.record.state.nodes.values())
 
 
@@ -73,7 +75,7 @@ def selected(graph: Graph, to: Sequence[str], only: Sequence[str]) -> tuple[Grap
 
 
 def require_node(graph: Graph, node_id: str) -> None:
-    """Raises PipelineError for an unknown node."""
+    """Check that a graph has a node. Raises PipelineError."""
     if node_id not in graph.nodes:
         copies = graph.selected_by(node_id)
         hint = f"its copies: {', '.join(copies)}" if copies else known_nodes(node_id, graph.nodes)
@@ -88,11 +90,11 @@ def make_planner(
     absent: Absent | None = None,
     source: str = "RUN",
 ) -> Planner:
-    """A planner for the graph with current code and data; those of pinned nodes are not read.
+    """A planner for the graph with current code and data; the data of pinned nodes is not read.
 
-    absent: nodes whose data is missing: their keys are made with its digests in the newest record of the same paths,
-    and they have none without one. source: the run that made the pinned artifacts.
-    Raises PipelineError if an external input cannot be read.
+    absent: nodes whose data is missing. Their keys use the digests in the newest record with the same paths; without
+    one they have no keys. source: the run that made the pinned artifacts. Raises PipelineError if an external input
+    cannot be read.
     """
     pinned, absent = pinned or {}, absent or {}
     previous = PreviousNodes(store, graph.name)
@@ -119,7 +121,7 @@ def make_planner(
 
 
 def _gone(node: GraphNode, content: Content) -> dict[str, str]:
-    """The recorded digests of what is not there any more, and of the files that only it names."""
+    """The recorded digests of a node's paths that no longer exist, and of files that only these name."""
     there = {name for name, path in named_paths(node).items() if is_there(path)}
     return {name: digest for name, digest in content.digests.items() if name not in there}
 
@@ -134,11 +136,11 @@ def new_run(
     name: str = "",
     overrides: Sequence[str] = (),
 ) -> Session:
-    """A new record for a graph. only: the nodes that may run (default: all). given: of a trial run, the full graph.
-    absent: missing files and folders; a node that names some is taken as it is in the store, or refused. name,
-    overrides: as the user gave them.
+    """Plan a new run of a graph, and write its record.
 
-    Raises PipelineError if another node would have to run, or this machine lacks something that a node needs.
+    only: the nodes that may run (default: all). given: in a trial run, the full graph. absent: missing files and
+    folders; a node that names some is taken from the store, or refused. name, overrides: as the user gave them. Raises
+    PipelineError if another node would have to run, or this machine lacks something that a node needs.
     """
     with shared_gc_lock(store.path):
         planner = make_planner(store, graph, absent=absent)
@@ -150,7 +152,7 @@ def new_run(
 
 
 def resumed_run(store: Store, run: str | None, overrides: Sequence[str]) -> Session:
-    """Continue a record: done nodes stay done, forced nodes stay forced, the graph is the recorded one.
+    """Continue a run: done nodes stay done, forced nodes stay forced, and the graph is the recorded one.
 
     With overrides a new record is made instead; only nodes at or below an override are decided again.
     """
@@ -200,8 +202,8 @@ def _resumed_with(store: Store, source: Record, overrides: Sequence[str]) -> Ses
 def run_from(store: Store, run: str | None, starts: Sequence[str], overrides: Sequence[str]) -> Session:
     """A new record in which `starts` and all below them run again; other nodes keep the artifacts of the source.
 
-    Other nodes that the source did not finish run as well.
-    Raises PipelineError for an unknown node or an override above it, StoreError if an artifact is missing.
+    Other nodes that the source did not finish run as well. Raises PipelineError for an unknown node or an override
+    above it, and StoreError if an artifact is missing.
     """
     source = find_record(store.records, run)
     recorded = with_recorded_cluster(source.graph())
@@ -242,8 +244,8 @@ def run_from(store: Store, run: str | None, starts: Sequence[str], overrides: Se
 def check_inputs(
     store: Store, record: Record, starts: Sequence[str], overrides: Sequence[str], report: Callable[[str], None]
 ) -> None:
-    """Verify what the nodes that a resume will run read; a damaged artifact is reported and set aside, so that its node
-    runs again.
+    """Verify the artifacts that a resumed run will read. A damaged one is reported and set aside, so that its node
+    reruns.
 
     starts: the nodes of --from, or those whose copies are. Raises StoreError if a damaged artifact cannot be set aside.
     """
@@ -278,7 +280,7 @@ def _done(store: Store, record: Record) -> dict[str, str]:
 
 
 def _pinned_state(source: Record, node_id: str) -> NodeState:
-    """A node of an earlier run in the record of a new one."""
+    """The state of an earlier run's node, copied for the record of a new run."""
     state = source.state.nodes[node_id]
     return NodeState(
         state="done",
@@ -302,7 +304,7 @@ def _new(
     source: Record | None = None,
     **state: Any,
 ) -> Session:
-    """A session with a new record. nodes: those of an earlier run, `source`."""
+    """A session with a new record. nodes: states from an earlier run, `source`."""
     decisions = _checked_plan(store, planner, absent, only)
     fresh = {node_id: nodes.get(node_id, NodeState()) for node_id in planner.graph.nodes}
     rows: Mapping[str, PlanRow] = {}
@@ -318,9 +320,10 @@ def _new(
 def _session(
     store: Store, record: Record, planner: Planner, decisions: Mapping[str, Decision], earlier: Mapping[str, PlanRow]
 ) -> Session:
-    """Lock the record, write the plan and its hits. Pinned nodes keep their rows of the earlier plan.
+    """A session for a run: locks its record, and writes the plan with its cache hits. Pinned nodes keep their plan
+    rows.
 
-    The log of a run that is done, and of which everything is still there, stays as it is.
+    The log of a finished run stays unchanged, as long as all its artifacts still exist.
     """
     record.lock()
     sources = SourceRuns(store)
@@ -344,8 +347,10 @@ def _session(
 def _checked_plan(
     store: Store, planner: Planner, absent: Absent | None = None, only: Collection[str] = ()
 ) -> dict[str, Decision]:
-    """The plan. Raises PipelineError if a node would have to run whose data is missing, or that `only` does not name,
-    or if this machine lacks something that a node needs.
+    """The plan of a run, checked before it starts.
+
+    Raises PipelineError if a node would run whose data is missing or that `only` does not name, or if this machine
+    lacks something that a node needs.
     """
     decisions = planner.plan()
     require_others(decisions, only)
@@ -358,7 +363,7 @@ def _checked_plan(
 def refusals(
     store: Store, graph: Graph, decisions: Mapping[str, Decision], absent: Absent, free_disk: int
 ) -> tuple[list[Finding], Estimates | None]:
-    """All mistakes by which a run is refused, and the estimates of the graph; None where nothing runs."""
+    """All mistakes for which a run is refused, and the graph's estimates; None for these if nothing runs."""
     if all(decision.cache == "hit" for decision in decisions.values()):
         return [], None
     from executor.planning.preflight import preflight  # loads the hooks of ops
@@ -368,7 +373,7 @@ def refusals(
 
 
 def missing_data(decisions: Mapping[str, Decision], absent: Absent) -> list[Finding]:
-    """Mistakes about missing files and folders of the nodes that would have to run, and why a record does not do."""
+    """Mistakes about missing data of nodes that would have to run, and why a recorded artifact cannot replace it."""
     needed = {node_id: each for node_id, each in decisions.items() if node_id in absent and each.cache != "hit"}
     kept = "bring the data back, or keep what the last run made: dflow resume --from NODE"
     reasons = [
@@ -380,7 +385,7 @@ def missing_data(decisions: Mapping[str, Decision], absent: Absent) -> list[Find
 
 
 def require_others(decisions: Mapping[str, Decision], only: Collection[str]) -> None:
-    """Raises PipelineError if a node would have to run that `--only` does not name."""
+    """Check that only nodes named by `--only` have to run. Raises PipelineError."""
     lacking = {node_id: each for node_id, each in decisions.items() if node_id not in only and each.cache != "hit"}
     if only and lacking:
         reasons = "; ".join(f"{node_id} ({decision.reason})" for node_id, decision in lacking.items())

@@ -38,7 +38,7 @@ SYSTEM = "system/"  # the metrics that MLflow shows under System metrics
 
 @frozen
 class Metric:
-    """What `stage.log` got."""
+    """An event: metric values that `stage.log` received."""
 
     step: int = field(validator=WHOLE)
     metrics: Mapping[str, float] = field(validator=NUMBERS)
@@ -46,7 +46,7 @@ class Metric:
 
 @frozen
 class Cut:
-    """Metrics of earlier attempts of the node at this step or later no longer count."""
+    """An event: metrics of earlier attempts of the node no longer count from this step on."""
 
     step: int = field(validator=WHOLE)
 
@@ -65,14 +65,14 @@ class Figure:
 
 @frozen
 class System:
-    """What the node's processes use now, see system/system_metrics.py."""
+    """An event: the current resource use of the node's processes, see system/system_metrics.py."""
 
     metrics: Mapping[str, float] = field(validator=NUMBERS)
 
 
 @frozen(kw_only=True)
 class NodeChange:
-    """A node's state, see docs/running.md; what else the line has is in its `NodeState`."""
+    """An event: a node's new state, see docs/running.md; further fields of the line are in its `NodeState`."""
 
     state: str = field(validator=TEXT)
     cache: str | None = field(default=None, validator=OPTIONAL_TEXT)
@@ -81,7 +81,9 @@ class NodeChange:
 
 @frozen
 class RunChange:
-    """Events of the run: "planned", "started" if something has to run, and at the end "done", "failed" or "stopped"."""
+    """An event of the run: "planned", "started" if something has to run, and "done", "failed" or "stopped"
+    at its end.
+    """
 
     state: str = field(validator=TEXT)
 
@@ -98,7 +100,7 @@ class Warned:
 
 @frozen
 class Differs:
-    """An artifact differs from what its key gave before."""
+    """An event: an artifact differs from what its key gave before."""
 
     message: str = field(validator=TEXT)
 
@@ -142,7 +144,7 @@ class Event:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Event | None:
-        """The event of a line; None for a line that is no event of these kinds."""
+        """The event in a line of the log; None for a line of another kind."""
         try:
             body = KINDS[line["kind"]]
             values = {name: line[name] for name in FIELDS[body] if name in line}
@@ -151,7 +153,7 @@ class Event:
             return None
 
     def to_json(self) -> dict[str, Any]:
-        """The line; fields that are None are left out."""
+        """The event as a line of the log; fields that are None are left out."""
         body = self.body
         values = {name: value for name in FIELDS[type(body)] if (value := getattr(body, name)) is not None}
         return {"time": self.time, "node": self.node, "attempt": self.attempt, "kind": KIND_OF[type(body)], **values}
@@ -173,15 +175,18 @@ def read_events(path: Path) -> list[Event]:
 
 
 def final_metrics(events_path: Path, node: str, start: int = 0) -> dict[str, float]:
-    """The last value of every metric of a node, after cut events; start: a byte offset before its first event."""
+    """The last value of each of a node's metrics, without events that were cut. start: a byte before its
+    first event.
+    """
     points = valid_points(event for event in EventReader(events_path, start).read() if event.node == node)
     return {name: value for point in points for name, value in point.metrics.items()}
 
 
 def worked_seconds(events: Iterable[Event], until: float | None = None) -> float:
-    """How long a run was worked on: not between its end and its resumption.
+    """The seconds during which a run was worked on, without the time between its end and its resumption.
 
-    until: now, of a run in progress; any other ended with its last event at the latest, also one that was killed.
+    until: the present time, for a run in progress. Any other run is taken to end with its last event, even a killed
+    one.
     """
     worked = 0.0
     last: float | None = None  # time of the event before, while the run continues
@@ -197,7 +202,7 @@ def worked_seconds(events: Iterable[Event], until: float | None = None) -> float
 
 
 def valid_points(events: Iterable[Event]) -> list[Metric]:
-    """The metrics of one node that count, in order: of what a resumed attempt repeated, the last."""
+    """The valid metrics of one node, in order; of steps that a resumed attempt repeated, only the last values."""
     points: list[Metric] = []
     for event in events:
         match event.body:
@@ -210,7 +215,7 @@ def valid_points(events: Iterable[Event]) -> list[Metric]:
 
 @frozen
 class Point:
-    """Values of one step; several points may have the same step. time: seconds since 1970."""
+    """The metric values of one step; several points may have the same step. time: seconds since 1970."""
 
     time: float
     step: int
@@ -219,14 +224,14 @@ class Point:
 
 @define
 class NodeEvents:
-    """One node's events so far: the points that MLflow gets, whose steps never go backwards, and what else it is sent.
+    """One node's events so far: points for MLflow, whose steps never go backwards, and other values to send.
 
-    MLflow cannot delete a point. So of steps that a retried or resumed attempt of the same key repeats, the points of
-    the first attempt are kept, and the repeated ones are skipped: a deterministic op gives the same values, and of
-    measurements (seconds, tokens per second) the first one counts. Points stay in the same order as more events arrive.
+    MLflow cannot delete a point. When a retried or resumed attempt of the same key repeats steps, the first attempt's
+    points are kept and the repeated ones skipped. A deterministic op repeats the same values; of measurements such as
+    seconds the first one counts. Points keep their order as more events arrive.
 
-    A node that continues with another key (its code was fixed between two attempts) computes something else. Then the
-    cut points are dropped, and its MLflow run, which may have some of them, is created again.
+    A node that continues with another key, since its code was fixed, computes something else. Then the points from the
+    cut on are dropped, and the node's MLflow run is created anew.
 
     restarts: how often points were dropped, as the key had changed. accepted: with the time of each. figures: their
     names, each once. names: of all metrics, in the order of their first points. began: when the first attempt did.
@@ -268,7 +273,7 @@ class NodeEvents:
             self._highest[name] = max(step, self._highest.get(name, step))
 
     def _add_sample(self, time: float, metrics: Mapping[str, float]) -> None:
-        """Add a sample of system metrics. Samples are never repeated, so their number serves as the step."""
+        """Add a sample of system metrics; its number serves as the step, since samples are never repeated."""
         shown = {f"{SYSTEM}{name}": value for name, value in metrics.items()}
         self.names.update(dict.fromkeys(shown))
         self.points.append(Point(time, len(self._samples), shown))
@@ -281,7 +286,7 @@ class NodeEvents:
             self._floors.update(self._highest)
 
     def _begin(self, key: str, cache: str | None) -> None:
-        """An attempt starts; with another key it continues from the next cut, or from nothing."""
+        """Begin an attempt; with another key the points continue from the next cut, or from nothing."""
         if self._key.get("now", key) != key:
             if cache == "resumed":
                 self._key["changed"] = key
@@ -290,7 +295,7 @@ class NodeEvents:
         self._key["now"] = key
 
     def _retain(self, before: int | None) -> None:
-        """Keep only points of steps below `before`; None: none."""
+        """Keep only points with steps below `before`; None: keep none."""
         kept = [point for point in self.points if before is not None and point.step < before]
         self.restarts += len(kept) < len(self.points)
         self.points[:] = kept

@@ -21,7 +21,7 @@ GRAPH = "graph.json"
 
 @frozen
 class RecordedNode:
-    """A node as graph.json has it; its op need not exist any more. In its config a reference is "@node"."""
+    """A node as graph.json holds it; its op need not exist any more. In its config a reference is "@node"."""
 
     op: str = ""
     config: Mapping[str, Any] = {}
@@ -40,8 +40,10 @@ def save_graph(folder: Path, graph: Graph) -> None:
 
 
 def load_graph(folder: Path) -> Graph:
-    """Raises StoreError where it is damaged, PipelineError where it does not match the current ops, NotTrusted where
-    its op files would be imported for a store of somebody else.
+    """Load the graph of a run's record.
+
+    Raises StoreError where it is damaged, PipelineError where it does not fit the current ops, and NotTrusted where its
+    op files would be imported from somebody else's store.
     """
     from dsl.graph import graph_from_json
 
@@ -60,7 +62,7 @@ def load_graph(folder: Path) -> Graph:
 
 
 def recorded_op_files(folder: Path, data: Mapping[str, Any] | None = None) -> list[Path]:
-    """Absolute, as far as they still exist. data: the content of the graph's file."""
+    """The op files of a recorded graph, as absolute paths, as far as they exist. data: the graph file's content."""
     table = recorded_table(folder, GRAPH) if data is None else data
     here = _store(folder)
     try:
@@ -92,7 +94,7 @@ def recorded_nodes(folder: Path) -> dict[str, RecordedNode]:
 
 
 def recorded_table(folder: Path, name: str) -> dict[str, Any]:
-    """A JSON file of a record; empty where it does not exist. Raises StoreError where it is damaged."""
+    """Read a JSON file of a record; empty where it does not exist. Raises StoreError where it is damaged."""
     try:
         value = read_json(folder / name)
     except ValueError as error:
@@ -118,6 +120,6 @@ def _relative(path: str, store: Path) -> str:
 
 
 def _absolute(path: str, here: Path, before: Path) -> str:
-    """Relative to the store's current place; to its earlier place, if it was moved without its project."""
+    """A recorded path made absolute: relative to the store, or to its earlier place if it moved without its project."""
     found = os.path.normpath(here / path)
     return found if Path(found).exists() else os.path.normpath(before / path)

@@ -28,8 +28,9 @@ LATEST = 20  # records that are searched for unfinished runs
 
 @frozen(kw_only=True)
 class RunRow:
-    """What `dflow runs` shows of a run. seconds: of work on it. draft: what load_draft reads, several with commas
-    between; empty if none is read. tau: by the node that measured it. set: the values of `-s`.
+    """A run's row in `dflow runs`. seconds: of work on it. draft: what load_draft read, joined by commas; "" for none.
+
+    tau: by the node that measured it. set: the values of `-s`.
     """
 
     run: str
@@ -49,7 +50,7 @@ class RunRow:
 
 
 def run_rows(records: Path, limit: int | None, *, repeated: bool) -> tuple[list[RunRow], int]:
-    """The newest runs, and how many are left out between them since nothing ran in them, and they have no tag.
+    """The newest runs, and the number of runs left out between them: those without a tag in which nothing ran.
 
     repeated: leave out none.
     """
@@ -71,9 +72,9 @@ def running_runs(records: Path) -> list[Record]:
 
 
 def unfinished_runs(records: Path) -> list[Record]:
-    """The latest runs that can be resumed, first the one that stopped last.
+    """The latest runs that can be resumed, starting with the one that stopped last.
 
-    Without those of a pipeline of which a later run has finished all of their nodes.
+    A run is left out if a later run of its pipeline finished all of its nodes.
     """
     finished: list[Record] = []
     unfinished = []
@@ -86,8 +87,8 @@ def unfinished_runs(records: Path) -> list[Record]:
 
 
 def newer_smoke_run(store: Store, command: str) -> str:
-    """A line on the newest run of `dflow run --smoke`, with the command that shows it; empty where the store itself has
-    a newer run.
+    """A line on the newest run of `dflow run --smoke`, with the command to show it; empty if a later real
+    run exists.
     """
     folder = store.path / SMOKE
     newest, smoke = (next(newest_records(records), None) for records in (store.records, folder / store.records.name))
@@ -104,8 +105,10 @@ def _finishes(later: Record, record: Record) -> bool:
 
 
 def runs_text(rows: Sequence[RunRow]) -> str:
-    """The table; without the columns of names, of drafts, of tau and of changed values where no run has any. Of the
-    changed values, those that fewest runs have stand first: they tell the runs apart, and a long cell is cut.
+    """The runs as a table, without the columns name, draft, tau and set where no run has a value for them.
+
+    Among a run's changed values, those that the fewest runs share come first: they tell runs apart, and long cells are
+    cut.
     """
     having = Counter(value for row in rows for value in row.set)
     header = ["run", "name", "pipeline", "status", "started", "took", "nodes", "ran", "cached", "draft", "tau", "set"]
@@ -135,7 +138,9 @@ def runs_text(rows: Sequence[RunRow]) -> str:
 
 
 def _tau_text(tau: Mapping[str, float]) -> str:
-    """The only figure, or the first ones with their nodes."""
+    """The tau of a run's nodes as text: just the value for a single node, else the first few with their
+    nodes' names.
+    """
     if len(tau) == 1:
         return f"{next(iter(tau.values())):.2f}"
     more = [f"and {len(tau) - MOST_TAUS} more"] if len(tau) > MOST_TAUS else []
@@ -143,7 +148,7 @@ def _tau_text(tau: Mapping[str, float]) -> str:
 
 
 def _drafts(record: Record) -> str:
-    """The directories by their names, model ids as they are; empty where the record's graph is damaged."""
+    """The drafts that a run loaded: names of directories, and model ids; empty where the record's graph is damaged."""
     try:
         nodes = recorded_nodes(record.folder).values()
     except StoreError:

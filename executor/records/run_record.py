@@ -84,7 +84,7 @@ WAITS: Mapping[str, State] = {"retry": "pending", "outdated": "pending"}
 
 @define(kw_only=True)
 class NodeState:
-    """The state of one node. cache: "hit", "miss" or "resumed"; source_run: the run that computed a hit's artifact.
+    """The state of one node of a run.
 
     seconds: of all attempts whose work is in the artifact, by a monotonic clock. attempt_seconds: of the last one, if
     there were several. memory and gpu_memory: peak bytes of all ranks of the stage.
@@ -115,18 +115,19 @@ class NodeState:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether it was not run because another node failed, which its reason names."""
+        """Whether the node did not run because another one failed; its reason names that node."""
         return self.state == "pending" and self.reason.startswith(NOT_RUN)
 
 
 @define(kw_only=True)
 class RunState:
-    """The state of a run. pinned: digests used unconditionally; forced: nodes that run whatever the store has.
+    """The state of a run.
 
-    goes_on_from: the run that `resume -s` continued with other values. result_nodes: those whose figures are the
-    pipeline's. results_run: the run that computed them. judged_by: the metrics that measure their quality.
-    tracking: whether it is sent to MLflow automatically. started_by: the command that made it, or the run that it goes
-    on from. name: as the user gave it. overrides: the values of nodes that `-s` changed, the earlier run's first.
+    pinned: node -> digest that is used unconditionally. forced: nodes that run even if cached. goes_on_from: the run
+    that `resume -s` continued with other values. result_nodes: nodes whose metrics are the pipeline's results.
+    results_run: the run that computed these. judged_by: metrics that measure the quality of the results. tracking:
+    whether MLflow gets the run automatically. started_by: the command that made it. name: as the user gave it.
+    overrides: values that `-s` changed in nodes, an earlier run's first.
     """
 
     run: str
@@ -155,14 +156,15 @@ class RunState:
 
     @property
     def is_for_mlflow(self) -> bool:
-        """Whether the run belongs in MLflow: not where all of its results are another run's."""
+        """Whether the run belongs in MLflow; it does not if all its results are another run's."""
         return self.has_run or self.results_run == self.run
 
 
 @frozen(kw_only=True)
 class PlanRow:
-    """What plan.json holds of a node. parents: ids. reason, parts: only of a node that was not cached, since the key
-    parts of a cached node are in the manifest of its artifact.
+    """The row of a node in plan.json. parents: ids.
+
+    reason, parts: only for a node that was not cached; the manifest of a cached artifact holds its key parts.
     """
 
     cache: str
@@ -177,7 +179,7 @@ class PlanRow:
 
 
 class Record:
-    """One run's folder under records/."""
+    """A run's folder under records/, with its state, plan and log."""
 
     def __init__(self, folder: Path, state: RunState) -> None:
         self.folder = folder
@@ -188,7 +190,10 @@ class Record:
     def prepare(
         cls, records: Path, graph: Graph, *, nodes: Mapping[str, NodeState] | None = None, **state: Any
     ) -> Record:
-        """A new record with an id that sorts after all others, e.g. 20261121-183012-ab12; visible once it is saved."""
+        """Create a record for a new run, visible once it is saved.
+
+        Its id sorts after all others, such as 20261121-183012-ab12.
+        """
         folder = _new_folder(records)
         save_graph(folder, graph)
         run_state = RunState(
@@ -207,7 +212,9 @@ class Record:
 
     @classmethod
     def load(cls, folder: Path) -> Record:
-        """Raises StoreError where the record is missing, incomplete or damaged, or its log is a link."""
+        """Load the record in a folder. Raises StoreError where it is missing, incomplete or damaged, or its log is a
+        link.
+        """
         try:
             state = fold([*LineReader(folder / LOG, only=STATE_LINE).read(), *_older_lines(folder)], folder.name)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -218,10 +225,10 @@ class Record:
         return cls(folder, state)
 
     def find_results_run(self, graph: Graph) -> str | None:
-        """The run that MLflow gets the results of: this one if a stage ran in it, else the one that made the last
-        node's artifact.
+        """The run whose results MLflow shows: this one if a stage ran in it, else the run that made the last node's
+        artifact.
 
-        The combinations of a sweep belong to another run if that made them all and has the same nodes. A sweep that
+        For a sweep, it is another run only if that run has the same nodes and made all the combinations. A sweep that
         combines artifacts of several runs is a comparison of its own.
         """
         nodes = self.state.nodes
@@ -249,11 +256,11 @@ class Record:
         return self.folder / LOG
 
     def graph(self) -> Graph:
-        """See `load_graph`."""
+        """Load the run's graph; see `load_graph`."""
         return load_graph(self.folder)
 
     def op_names(self) -> dict[str, str]:
-        """The name of each node's op; the ops themselves need not exist any more."""
+        """The name of each node's op, by node id; the ops themselves need not exist any more."""
         return {node_id: node.op for node_id, node in recorded_nodes(self.folder).items()}
 
     def plan(self) -> dict[str, PlanRow]:
@@ -271,11 +278,11 @@ class Record:
         self._append([{**self._node_line(node, change), **more}])
 
     def save_nodes(self, nodes: Iterable[str]) -> None:
-        """Several nodes, by one write."""
+        """Append the states of several nodes to the log, in one write."""
         self._append(list(map(self._node_line, nodes)))
 
     def save_all(self) -> None:
-        """The run and every node, by one write."""
+        """Append the states of the run and every node to the log, in one write."""
         self._append([self._run_line(), *map(self._node_line, self.state.nodes)])
 
     def _run_line(self, change: str = "") -> dict[str, Any]:
@@ -288,7 +295,7 @@ class Record:
         return _line(NODE, node, state.attempt, change or state.state, {**_changed(state), **failure})
 
     def _append(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Append lines to the log by one write. The state of an older version becomes part of the log first."""
+        """Append lines to the log in one write; an older version's state is added to the log first."""
         older = _older_lines(self.folder)
         if older or lines:
             append_lines(self.folder / LOG, [*older, *lines])
@@ -306,19 +313,19 @@ class Record:
         return self.folder / FIGURES / node
 
     def event(self, node: str, body: Body) -> None:
-        """Write that something happened at a node."""
+        """Append an event of a node to the run's log."""
         from executor.records.events import Event  # on no way of a run in which nothing runs
 
         self.write_events([Event(time.time(), node, self.state.nodes[node].attempt, body)])
 
     def write_events(self, events: Iterable[Event]) -> None:
-        """Several, by one write."""
+        """Append several events to the run's log, in one write."""
         self._append([event.to_json() for event in events])
 
     def lock(self, *, to_send: bool = False) -> None:
-        """Lock the run, for the life of the process that executes it; to_send: shared, to send it to MLflow.
+        """Lock the run for the life of this process, which executes it. to_send: a shared lock, to send it to MLflow.
 
-        Raises StoreError where another process has the lock, or where a link is in the record.
+        Raises StoreError where another process has the lock, or the record contains a link.
         """
         if self._lock is not None:
             return
@@ -343,13 +350,13 @@ class Record:
         )
 
     def status(self) -> Status:
-        """The recorded status, but "killed" where it is recorded as running and no process works on it."""
+        """The recorded status; "killed" if the record says "running" but no process works on the run."""
         is_killed = self.state.status == "running" and not self.is_alive()
         return "killed" if is_killed else self.state.status
 
     @property
     def repeats(self) -> bool:
-        """Whether nothing ran in it, and its nodes are those of another run of this store, by their keys."""
+        """Whether nothing ran in this run, and another run of the store has the same nodes with the same keys."""
         state = self.state
         if state.status != "done" or state.is_for_mlflow or state.results_run is None:
             return False
@@ -358,17 +365,19 @@ class Record:
         return all(node.key is not None and keys.get(node_id) == node.key for node_id, node in state.nodes.items())
 
     def stopped_at(self) -> float:
-        """When work on it ended, seconds since 1970: of a killed run, when its record was last written."""
+        """The time at which work on the run ended, in seconds since 1970; for a killed run, the record's
+        last change.
+        """
         if self.state.ended is not None:
             return self.state.ended
         files = [file for file in (self.folder / OLDER_STATE, self.events_path) if file.exists()]
         return max((file.stat().st_mtime for file in files), default=self.state.started)
 
     def seconds(self) -> float:
-        """How long an executor worked on the run, until now if one does: without the time between its end, or when it
-        was killed, and its resumption. Where nothing ran, from its start to its end.
+        """The seconds for which an executor worked on the run, up to now if it is running.
 
-        The one figure that `dflow runs`, `dflow status`, the report and MLflow show.
+        The time between an end and a resumption does not count. If nothing ran, the seconds from start to end. `dflow
+        runs`, `dflow status`, the report and MLflow all show this value.
         """
         from executor.records.events import read_events, worked_seconds
 
@@ -430,16 +439,19 @@ T = TypeVar("T", NodeState, RunState)
 
 
 def _checked(cls: type[T], line: Mapping[str, Any]) -> T:
-    """Raises ValueError where a value cannot be what dflow writes: names become paths, numbers dates."""
+    """The fields of a state line, checked. Raises ValueError for values that dflow does not write.
+
+    Names become paths and numbers become dates, so that they must be valid.
+    """
     if not fit(_CHECKS[cls], line):
         raise ValueError(f"not the state of a {cls.__name__}")
     return cls(**known_fields(cls, line))
 
 
 def fold(lines: Iterable[Mapping[str, Any]], run: str) -> RunState | None:
-    """The state of a run, from the lines of its log that hold states: of the run and of each node the newest counts.
+    """The state of a run, made from its log: for the run and for each node the newest state line counts.
 
-    None where no line is the run's. Raises ValueError for values that dflow does not write.
+    None where no line holds the run's state. Raises ValueError for values that dflow does not write.
     """
     newest: dict[tuple[str, str], Mapping[str, Any]] = {}
     for line in lines:
@@ -457,7 +469,7 @@ def fold(lines: Iterable[Mapping[str, Any]], run: str) -> RunState | None:
 
 
 def _node_state(node: str, line: Mapping[str, Any]) -> NodeState:
-    """Versions before wrote the text of a failure only. Raises ValueError as `_checked`."""
+    """A node's state from a line; older versions wrote a failure as text only. Raises ValueError as `_checked` does."""
     failure = line.get("failure")
     if failure is None and line.get("error") is not None:
         failure = {"node": node, "what": line["error"], "level": "error"}
@@ -472,8 +484,10 @@ def _line(kind: str, node: str, attempt: int, change: str, state: Mapping[str, A
 
 
 def _older_lines(folder: Path) -> list[dict[str, Any]]:
-    """The newest state of the run and of each node in the state.jsonl of a version before, as lines of the log; none
-    where there is no such file. They count more than what the log of that version has on states.
+    """The newest states of a run and its nodes from an older version's state.jsonl, as log lines; empty without that
+    file.
+
+    They take precedence over the states in that version's log.
     """
     run: dict[str, Any] | None = None
     nodes: dict[str, dict[str, Any]] = {}
@@ -489,7 +503,10 @@ def _older_lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def _new_folder(records: Path) -> Path:
-    """Create the folder. The id ends with the fraction of the second in 65,536ths; mkdir detects equal ids."""
+    """Create the folder of a new record. mkdir detects equal ids.
+
+    An id ends with the fraction of the second in 65,536ths.
+    """
     while True:
         now = time.time()
         run = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{int(now % 1 * 65536):04x}"
@@ -503,7 +520,7 @@ def _new_folder(records: Path) -> Path:
 
 
 def _next_id(run: str) -> str:
-    """The id after another: for a run whose clock is behind the newest run's, because it was set back."""
+    """The next possible id, for a run whose clock is behind the newest run's, because it was set back."""
     moment, _, fraction = run.rpartition("-")
     if not fraction.strip("f"):
         return f"{run}0"
@@ -532,7 +549,7 @@ def is_begun(folder: Path) -> bool:
 
 
 def load_begun(folder: Path) -> Record | None:
-    """The record; None where it is missing or damaged, or the run was killed before its state was written."""
+    """Load the record in a folder; None if it is missing or damaged, or was killed before its first state."""
     if not is_begun(folder):
         return None
     try:
@@ -542,7 +559,7 @@ def load_begun(folder: Path) -> Record | None:
 
 
 def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Record]:
-    """Records from the newest to the oldest, of one pipeline where its name is given."""
+    """The records from the newest to the oldest. pipeline: only runs of this pipeline."""
     if not records.is_dir():
         return
     for folder in sorted(records.iterdir(), reverse=True):
@@ -552,19 +569,19 @@ def newest_records(records: Path, pipeline: str | None = None) -> Iterator[Recor
 
 
 def linked_logs(records: Path) -> list[Path]:
-    """The logs of runs that are links, which are not followed: their runs cannot be read."""
+    """The run logs that are links; they are not followed, so their runs cannot be read."""
     return sorted(log for log in records.glob(f"*/{LOG}") if log.is_symlink())
 
 
 def newest_that_ran(records: Path) -> Iterator[Record]:
-    """Records from the newest to the oldest, without those in which nothing ran."""
+    """The records from the newest to the oldest, without runs in which nothing ran."""
     return (record for record in newest_records(records) if not record.repeats)
 
 
 def find_record(records: Path, run: str | None) -> Record:
-    """The record of a run by its tag, its id or a part of it; None: the latest, in which something ran if there is one.
+    """The record of a run by its tag, its id or a part of the id.
 
-    Raises StoreError.
+    None: the latest run in which something ran, else the latest run. Raises StoreError.
     """
     if run is not None:
         return Record.load(find_folder(records, run))
@@ -581,7 +598,7 @@ def no_run_text(store: Path) -> str:
 
 
 def find_folder(records: Path, run: str) -> Path:
-    """The folder of a run's record by its tag, its id or a part of it, even if damaged. Raises StoreError."""
+    """The folder of a run's record by tag, id or a part of the id, even if the record is damaged. Raises StoreError."""
     tagged = tagged_folder(records, run)
     if tagged is not None:
         return tagged
@@ -603,9 +620,9 @@ def _with_tags(folder: Path) -> str:
 
 @contextmanager
 def serving(store: Path, record: Path) -> Iterator[None]:
-    """Keep the run from being removed by `dflow gc` within this context; waits for a running gc first.
+    """Open a context in which `dflow gc` does not remove the run; waits for a running gc first.
 
-    Raises StoreError where a link is in the record.
+    Raises StoreError where the record contains a link.
     """
     lock = record / f"serving-{os.getpid()}"
     with shared_gc_lock(store), clear_errors(lock):

@@ -28,13 +28,15 @@ def tags_of(folder: Path) -> list[str]:
 
 
 def tagged_folder(records: Path, name: str) -> Path | None:
-    """The record folder of the run with this tag."""
+    """The record folder of the run with this tag; None without one."""
     folders = sorted(records.iterdir()) if records.is_dir() else []
     return next((folder for folder in folders if name in tags_of(folder)), None)
 
 
 def add_tag(folder: Path, name: str) -> None:
-    """Call it under the store's lock. Raises StoreError where the name is in use, or looks like a run's id."""
+    """Add a tag to a run; call it under the store's lock. Raises StoreError if it is in use, or looks like
+    a run's id.
+    """
     if not _NAME.fullmatch(name):
         raise StoreError(f'"{name}" cannot be a tag: a letter first, then letters, digits and . _ + -')
     holder = tagged_folder(folder.parent, name)
@@ -48,7 +50,7 @@ def add_tag(folder: Path, name: str) -> None:
 
 
 def remove_tag(folder: Path, name: str) -> None:
-    """Call it under the store's lock. Raises StoreError where the run has no such tag."""
+    """Remove a tag from a run; call it under the store's lock. Raises StoreError where the run has no such tag."""
     tags = tags_of(folder)
     if name not in tags:
         raise StoreError(f'run {folder.name} has no tag "{name}"; its tags: {", ".join(tags) or "none"}')

@@ -32,7 +32,7 @@ ShownByOps = Mapping[tuple[str, str], Shown]  # by run and node
 
 @define
 class Embedded:
-    """Counts the bytes embedded so far."""
+    """A counter of the bytes embedded in the page so far."""
 
     used: int = 0
 
@@ -63,8 +63,9 @@ class Embedded:
 
 
 def sections_of(runs: Sequence[RunFacts], *, compared: bool = False) -> tuple[ShownByOps, Mapping[str, Shown]]:
-    """What the op of each node shows of its artifact, if it has one; if `compared` also, by node as it is in the file,
-    what its op shows of the artifacts of several combinations or runs.
+    """The sections that each node's op shows of its artifact, by run and node.
+
+    compared: also what ops show of several artifacts, of combinations or of runs, by the node's name in the file.
     """
     requests = _requests(runs)
     comparisons = _comparisons(runs, requests) if compared else {}
@@ -86,7 +87,7 @@ def _requests(runs: Sequence[RunFacts]) -> dict[tuple[str, str], Request]:
 
 
 def _comparisons(runs: Sequence[RunFacts], requests: Mapping[tuple[str, str], Request]) -> dict[str, Request]:
-    """A request to compare, for each node with several artifacts of one op, in the order of the file."""
+    """Requests for comparisons, for each node with several artifacts of one op, in the order of the file."""
     found: dict[str, list[tuple[Request, Mapping[str, str]]]] = {}
     for run in runs:
         chosen = _values_of_copies(run)
@@ -105,7 +106,7 @@ def _comparisons(runs: Sequence[RunFacts], requests: Mapping[tuple[str, str], Re
 
 
 def _values_of_copies(run: RunFacts) -> dict[str, Mapping[str, str]]:
-    """The values of each copy in the groups that copied it."""
+    """The variant chosen in each group for every copied node of a run, by the copy's id."""
     return {
         node.id: {group: row.combination.values[group] for group in node.copy.values}
         for row in run.combinations
@@ -115,7 +116,7 @@ def _values_of_copies(run: RunFacts) -> dict[str, Mapping[str, str]]:
 
 
 def compared_sections(shown: Mapping[str, Shown], embedded: Embedded) -> Markup:
-    """What the ops show of several artifacts together, node by node in the order of the data."""
+    """The sections in which ops compare several artifacts, node by node in the order of the data, as HTML."""
 
     def of_node(name: str) -> Markup:
         one = shown[name]
@@ -126,9 +127,9 @@ def compared_sections(shown: Mapping[str, Shown], embedded: Embedded) -> Markup:
 
 
 def node_sections(run: RunFacts, shown: ShownByOps, embedded: Embedded) -> Markup:
-    """Node by node in the order of the data, then the figures that the node drew while it ran.
+    """The sections of each node in the order of the data, followed by the figures that the node drew while it ran.
 
-    Accounts and verdicts have their own parts of the page.
+    Accounts and verdicts are left out; the page shows them elsewhere.
     """
 
     def of_node(node_id: str) -> Markup:
@@ -161,7 +162,7 @@ def _sections(sections: Sequence[Section], embedded: Embedded, name: str, folder
 
 
 def needs_width(body: Body) -> bool:
-    """Whether a third of the page is too narrow: for pages, and for tables of many columns or long texts."""
+    """Whether a section is too wide for a third of the page: pages, and tables with many columns or long texts."""
     if isinstance(body, Table):
         return len(body.columns) > MOST_NARROW or any(
             isinstance(cell, str) and len(cell) > LONG_TEXT for row in body.rows for cell in row
@@ -191,7 +192,7 @@ def accounts_of(run: RunFacts, shown: ShownByOps) -> dict[str, Account]:
 
 @frozen
 class Checked:
-    """The account of a node. problem: what does not add up, or empty."""
+    """The checked account of a node. problem: which numbers do not add up, "" for none."""
 
     node: str
     account: Account
@@ -199,7 +200,7 @@ class Checked:
 
 
 def samples(run: RunFacts, accounts: Mapping[str, Account]) -> Markup:
-    """A row for each node that counts samples; empty without any."""
+    """A table of sample counts with a row for each node that counts samples; empty without any."""
     rows = checked(run, accounts)
     if not rows:
         return Markup("")
@@ -209,7 +210,9 @@ def samples(run: RunFacts, accounts: Mapping[str, Account]) -> Markup:
 
 
 def checked(run: RunFacts, accounts: Mapping[str, Account]) -> list[Checked]:
-    """Each account in the order of the data, compared with itself and with the nearest ones above it."""
+    """The accounts of the nodes in the order of the data, each checked in itself and against the nearest
+    ones above it.
+    """
     rows = []
     above: dict[str, list[Account]] = {}  # what each node passes on
     for node_id, node in run.nodes.items():
@@ -222,7 +225,7 @@ def checked(run: RunFacts, accounts: Mapping[str, Account]) -> list[Checked]:
 
 
 def problem_of(own: Account, handed: Sequence[Account]) -> str:
-    """Why the numbers of an account do not add up, or differ from what the nodes above kept."""
+    """A text on why an account's numbers do not add up, or differ from what the nodes above kept; "" if they fit."""
     kept, dropped = sum(own.kept.values()), sum(own.dropped.values())
     if own.came_in != kept + dropped:
         return f"{own.came_in} came in, but {kept} kept and {dropped} dropped make {kept + dropped}"

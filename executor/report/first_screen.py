@@ -45,7 +45,7 @@ WORST_FIRST = ("fatal", "error", "warning", "unknown", "info", "good")
 
 @frozen
 class Line:
-    """A verdict on one thing. title: what was judged. node: empty where no node has it."""
+    """A verdict in the report. title: what was judged. node: the node that it concerns, or ""."""
 
     node: str
     title: str
@@ -56,12 +56,12 @@ Advised = Callable[[str, str, Finding], Finding]
 
 
 def by_field(node: str, _title: str, found: Finding) -> Finding:
-    """A verdict of a node of a pipeline file, with the node's field that its advice is about."""
+    """A node's verdict, with the node's field that its advice concerns."""
     return evolve(found, advice=f"{found.advice} ({found.path} of {node})") if found.path else found
 
 
 def answers(columns: Sequence[RunFacts], shown: ShownByOps) -> Markup:
-    """The answers for each run or combination; empty where no op of theirs answers anything."""
+    """The answers to the report's questions for each run or combination, as HTML; empty if no op answers any."""
     found = [(column, lines) for column in columns if (lines := lines_of(column, shown))]
     is_one_run = len({column.run for column in columns}) == 1  # whose page has its warnings too
     parts = []
@@ -76,8 +76,9 @@ def answers(columns: Sequence[RunFacts], shown: ShownByOps) -> Markup:
 
 
 def in_short(store: Store, record: Record, advised: Advised = by_field) -> Iterator[str]:
-    """The first screen as text, for the end of a command: a line for each question, its verdicts below it, and what to
-    do next. advised: as of `lines_of`.
+    """The report's first screen as text for a terminal: a line for each question, its verdicts, and what to do next.
+
+    advised: see `lines_of`.
     """
     runs = read_runs(store, [record])
     shown, _ = sections_of(runs)
@@ -94,9 +95,10 @@ def in_short(store: Store, record: Record, advised: Advised = by_field) -> Itera
 
 
 def lines_of(column: RunFacts, shown: ShownByOps, advised: Advised = by_field) -> list[Line]:
-    """The verdicts in the order of the data, with what was not measured; those of `dflow diagnose` last.
+    """The verdicts of a run in the order of the data, including things not measured; `dflow diagnose` comes last.
 
-    advised: makes of a node ("" for an op that is not there), a title and a verdict the one that names what to change.
+    advised: maps a node ("" for an op that the pipeline lacks), a title and a verdict to a verdict with concrete
+    advice.
     """
     lines: list[Line] = []
     for name, node in column.nodes.items():
@@ -123,12 +125,12 @@ def lines_of(column: RunFacts, shown: ShownByOps, advised: Advised = by_field) -
 
 
 def _of_draft(lines: Sequence[Line]) -> bool:
-    """Whether a draft is judged: a pipeline may only train a target."""
+    """Whether any verdict concerns a draft; a pipeline may only train a target."""
     return any(line.verdict.code != "target" for line in lines)
 
 
 def _with_company(section: Section, found: Finding, node: NodeFacts) -> Finding:
-    """A verdict on a measured time with the nodes that may have slowed it down."""
+    """The verdict of a section; if it is a measured time, with nodes that ran at the same time."""
     if not section.is_timed or not node.beside:
         return found
     more = f" and {len(node.beside) - MOST_NAMED} more" if len(node.beside) > MOST_NAMED else ""
@@ -136,7 +138,7 @@ def _with_company(section: Section, found: Finding, node: NodeFacts) -> Finding:
 
 
 def _without_middle(text: str) -> str:
-    """The first and last words of a text that is longer than MOST_TEXT."""
+    """The text without its middle, if it is longer than MOST_TEXT."""
     if len(text) <= MOST_TEXT:
         return text
     head, _, _ = text[: MOST_TEXT // 2].rpartition(" ")
@@ -145,7 +147,7 @@ def _without_middle(text: str) -> str:
 
 
 def _in_order(lines: Sequence[Line], question: str) -> list[Line]:
-    """The lines of a question in the order of the data; of what limits a draft the worst first."""
+    """The lines of a question in the order of the data; for what limits a draft, the worst first."""
     chosen = [line for line in lines if line.verdict.code == question]
     return sorted(chosen, key=_badness) if question == "limit" else chosen
 
@@ -156,14 +158,14 @@ def _badness(line: Line) -> int:
 
 @cache
 def _answered_by(op: str, op_files: tuple[Path, ...]) -> tuple[Question, ...]:
-    """The questions that an op answers; none for one that no longer exists."""
+    """The questions that an op answers; none for an op that no longer exists."""
     with suppress(DflowError):
         return load_op(op, op_files).answers
     return ()
 
 
 def _unknown(question: Question, column: RunFacts, node: NodeFacts, failed: str) -> Finding:
-    """Why a node has not answered a question."""
+    """A finding on why a node has not answered a question."""
     resume = f"dflow resume {column.run}"
     if node.state == "failed":
         text = f"it failed: {first_line(node.failure.what)}"
@@ -181,7 +183,9 @@ def _unknown(question: Question, column: RunFacts, node: NodeFacts, failed: str)
 
 
 def _unasked(column: RunFacts) -> Iterator[Line]:
-    """What no node measures, though a built-in op would; none in a pipeline whose answers are only its own ops'."""
+    """Lines for questions that no node of the pipeline answers although a built-in op could; none without
+    built-in ops.
+    """
     present = {node.op for node in column.nodes.values()}
     built_in = {op: questions for op in op_names() if (questions := _answered_by(op, ()))}
     for op, questions in built_in.items() if present & built_in.keys() else ():

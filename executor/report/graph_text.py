@@ -20,7 +20,7 @@ RIGHT_PASSES, RIGHT_ENDS = "┤", "┘"
 
 
 def drawn_graph(graph: Graph, states: Mapping[str, str]) -> str:
-    """One line for each node: its lanes, its id, its op, its state, what it reads."""
+    """The graph as text with one line per node: its lanes, id, op, state, and the nodes that it reads."""
     pictures = lanes({node.id: node.parents for node in graph.nodes.values()})
     rows = [
         (pictures[node.id], node.id, node.op.name, states.get(node.id, ""), ", ".join(node.parents))
@@ -35,7 +35,10 @@ def drawn_graph(graph: Graph, states: Mapping[str, str]) -> str:
 
 
 def levels(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """The length of the longest path from a node without parents; parents come first in the order."""
+    """The level of each node: the length of the longest path from a node without parents.
+
+    parents: in an order in which parents come first.
+    """
     level: dict[str, int] = {}
     for node_id, ids in parents.items():
         level[node_id] = max((level[parent] + 1 for parent in ids), default=0)
@@ -68,7 +71,7 @@ def dot(graph: Graph, states: Mapping[str, str]) -> str:
 
 
 def lanes(parents: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The picture of every node's line; parents come first in the order."""
+    """The lane picture in each node's line. parents: in an order in which parents come first."""
     unread = dict.fromkeys(parents, 0)
     for ids in parents.values():
         for parent in ids:
@@ -91,7 +94,7 @@ def lanes(parents: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 def _lane_of(before: Sequence[str | None], owners: Sequence[str | None], ids: Sequence[str]) -> int:
-    """The lane of a parent without further readers, else the first free one on the right of the parents."""
+    """The lane for a node: that of a parent without further readers, else the first free one right of the parents."""
     ended = [lane for lane, owner in enumerate(before) if owner in ids and owners[lane] is None]
     if ended:
         return ended[0]

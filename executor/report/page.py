@@ -67,7 +67,7 @@ Final = Mapping[str, float]
 
 @frozen
 class Block:
-    """A part of the page, linked in its head; left out where it is empty."""
+    """A part of the report page, with a link in the page's head; left out where it is empty."""
 
     id: str
     title: str
@@ -75,11 +75,11 @@ class Block:
 
 
 def write_report(store: Path, run_ids: Sequence[str], path: Path) -> None:
-    """Write the report of the runs with these ids, parts of ids or tags; the newest one for none.
+    """Write the report of runs, given by id, part of an id, or tag; of the newest run if none is given.
 
-    The first is the one that the others are compared with. A run that is running, failed or was killed, or whose
-    artifacts were collected, is shown as far as it is known. Raises StoreError that names every missing run, and
-    DflowError where the file cannot be written.
+    The others are compared with the first. A run that is running, failed or was killed, or whose artifacts were
+    collected, is shown as far as it is known. Raises StoreError that names every missing run, and DflowError where the
+    file cannot be written.
     """
     opened = Store.open(store, write=False)
     text = report_text(opened, find_records(opened.records, run_ids))
@@ -88,7 +88,7 @@ def write_report(store: Path, run_ids: Sequence[str], path: Path) -> None:
 
 
 def report_text(store: Store, records: Sequence[Record]) -> str:
-    """The page as text."""
+    """The HTML report of these runs."""
     runs = read_runs(store, records)
     blocks = [block for block in _blocks(store, runs) if block.content]
     pipeline = runs[-1].record.state.pipeline
@@ -96,7 +96,7 @@ def report_text(store: Store, records: Sequence[Record]) -> str:
 
 
 def _blocks(store: Store, runs: Sequence[RunFacts]) -> list[Block]:
-    """What a reader wants to know of a draft comes first."""
+    """The blocks of the report, beginning with what a reader wants to know of a draft."""
     (shown, together), columns, embedded = sections_of(runs, compared=True), columns_of(runs), Embedded()
     first = [
         Block("answers", "In short", answers(columns, shown)),
@@ -125,7 +125,7 @@ def _blocks(store: Store, runs: Sequence[RunFacts]) -> list[Block]:
 
 
 def overview(runs: Sequence[RunFacts]) -> Markup:
-    """A column for each run, then one line for each problem."""
+    """A table with a column for each run, followed by a line for each problem."""
     facts = [_facts(run) for run in runs]
     rows = [[name, *(of_run[name] for of_run in facts)] for name in facts[0]]
     notices = [notice for run in runs for notice in _notices(run, len(runs) > 1)]
@@ -172,7 +172,7 @@ def _notices(run: RunFacts, is_named: bool) -> Iterable[str]:
 
 
 def combinations(runs: Sequence[RunFacts], columns: Sequence[RunFacts]) -> Markup:
-    """A table for each run that has a sweep, as in the terminal."""
+    """A table of combinations for each run that is a sweep, as in the terminal."""
     parts = []
     for run in [run for run in runs if run.combinations]:
         header, rows, more = run.combinations_table
@@ -197,7 +197,7 @@ def _notes(run: RunFacts, more: int, shown: int) -> list[str]:
 
 
 def differences(store: Store, runs: Sequence[RunFacts]) -> Markup:
-    """Each run against the first, as `dflow diff` has it. A run whose record is damaged is named, but not compared."""
+    """The differences of each run from the first, as in `dflow diff`; runs with damaged records are only named."""
     damages = [(run, _damage(run)) for run in runs]
     parts = [
         render("sentence", f"{run.label} cannot be compared with others: {damage}") for run, damage in damages if damage
@@ -219,14 +219,16 @@ def _damage(run: RunFacts) -> str:
 
 
 def results(columns: Sequence[RunFacts]) -> Markup:
-    """The metrics of the pipeline's result nodes, those by which the result is judged first."""
+    """The metrics of the pipeline's result nodes; those that judge the result come first."""
     names = list(dict.fromkeys(node_id for column in columns for node_id in column.results))
     shown = limited(names, lambda node_id: _results_of_node(columns, node_id))
     return shown or faint("No node with results has finished.")
 
 
 def _results_of_node(columns: Sequence[RunFacts], node_id: str) -> Markup:
-    """A column for each artifact with the metrics that a run measured; runs may have measured others for the same."""
+    """A table of a node's metrics with a column for each artifact, or for each run that measured other
+    values for it.
+    """
     owners: dict[object, list[RunFacts]] = {}
     for column in columns:
         if node_id in column.nodes:
@@ -247,7 +249,7 @@ def _joint_label(columns: Sequence[RunFacts]) -> str:
 
 
 def figures_table(finals: Sequence[tuple[str, Final]], *, is_one: bool, judged: Collection[str] = JUDGED) -> Markup:
-    """A row for each figure, as in the terminal, and a column for each label."""
+    """A table with a row for each metric, as in the terminal, and a column for each label."""
     shown = [{name: cells for name, *cells in result_rows(final, judged)} for _, final in finals]
     every = result_rows({name: 0.0 for _, final in finals for name in final}, judged)
     names = dict.fromkeys([*(name for name, *_ in every), *(name for cells in shown for name in cells)])
@@ -268,7 +270,7 @@ def figures_table(finals: Sequence[tuple[str, Final]], *, is_one: bool, judged: 
 
 
 def _cell(shown: Sequence[str] | None, pair: MetricPair) -> Markup | None:
-    """The value, its interval, and how far it is from that of the first run."""
+    """A table cell with a value, its interval, and its difference from the first run's value."""
     if shown is None:
         return None
     value, interval = shown
@@ -280,7 +282,7 @@ def _cell(shown: Sequence[str] | None, pair: MetricPair) -> Markup | None:
 
 
 def pipeline(run: RunFacts) -> Markup:
-    """The graph beside or above a table of the nodes: time, memory and disk of each."""
+    """The graph of a run, beside or above a table of its nodes with the time, memory and disk of each."""
     return render("beside", _graph(run), _table(run))
 
 
@@ -306,7 +308,7 @@ def _state_text(node: NodeFacts) -> str:
 
 
 def _table(run: RunFacts) -> Markup:
-    """The table of a run's nodes, without the GPUs where no node used one."""
+    """The table of a run's nodes; GPU columns are left out if no node used one."""
     rows = [_row(node) for node in run.nodes.values()]
     names = [name for name in NAMES if name != GPU or any(row[name] is not None for row in rows)]
     return table(names, [[row[name] for name in names] for row in rows], class_="nodes")
@@ -345,7 +347,7 @@ def curves(run: RunFacts) -> Markup:
 
 
 def _logged(node: NodeFacts) -> dict[str, list[tuple[float, float]]]:
-    """The points that count of each metric, as step and value, in order; without what the machine was used for."""
+    """The valid points of each logged metric as (step, value), in order; machine usage is left out."""
     found: dict[str, list[tuple[float, float]]] = {}
     for point in node.events.points:
         for name, value in point.metrics.items():
@@ -355,8 +357,9 @@ def _logged(node: NodeFacts) -> dict[str, list[tuple[float, float]]]:
 
 
 def panels_of(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, list[Curve]]:
-    """The main metrics by the last part of their names: `train/loss` and `val/loss` share a panel. A panel with one has
-    its whole name.
+    """The main metrics in panels by the last part of their names: `train/loss` and `val/loss` share one.
+
+    A panel with a single metric has its whole name.
     """
     kinds: dict[str, list[Curve]] = {}
     for name, of_name in points.items():
@@ -370,7 +373,7 @@ def panels_of(points: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, 
 
 
 def troubles(run: RunFacts) -> Markup:
-    """Errors first, as recorded; then each warning once, with its nodes."""
+    """The errors of a run as recorded, then each warning once, with its nodes."""
     failed = [
         render("folded", node.id, render("text", block(node.failure, run.run)), True)
         for node in run.nodes.values()
@@ -384,7 +387,7 @@ def troubles(run: RunFacts) -> Markup:
 
 
 def configs(run: RunFacts) -> Markup:
-    """The values of each node, folded."""
+    """The config values of each node, in sections that are folded."""
 
     def of_node(node_id: str) -> Markup:
         node = run.nodes[node_id]

@@ -48,7 +48,7 @@ MOST_MARKED = 40  # points of a curve
 
 @frozen
 class Curve:
-    """Values over steps. bounds: of each of its points the interval, None without."""
+    """A curve of values over steps. bounds: the interval at each point; None without."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -57,7 +57,7 @@ class Curve:
 
 @frozen
 class Box:
-    """The place of a node, in units from the left and from the top."""
+    """The place of a node's box in a drawing, in units from the left and the top."""
 
     left: float
     top: float
@@ -65,14 +65,14 @@ class Box:
 
 
 def embedded(figure: Figure, alt: str) -> Markup:
-    """The figure within the page, in its own size, which scrolls where it is wide."""
+    """A figure as an image within the page, in its own size; it scrolls if it is too wide."""
     file = io.BytesIO()
     _save(figure, file, DPI)
     return embedded_file("image/png", file.getvalue(), alt, round(figure.get_figwidth() * SHOWN))
 
 
 def save_graph(graph: Graph, states: Mapping[str, str], file: Path) -> None:
-    """Write a PNG, SVG or PDF, by the end of the name. Raises DflowError where the file cannot be written."""
+    """Write a drawing of the graph as PNG, SVG or PDF, by the file's suffix. Raises DflowError if that fails."""
     nodes = graph.nodes.values()
     names = {node.id: shown_name(node.id, node.copy) for node in nodes}
     figure = graph_figure({node.id: node.parents for node in nodes}, names, states, states, graph.name)
@@ -87,7 +87,7 @@ def _save(figure: Figure, file: Path | io.BytesIO, dpi: float) -> None:
 
 
 def shown_name(node_id: str, copy: Copy | None) -> list[str]:
-    """The name of a node; for a copy that of its template, and below it each value that was chosen for it."""
+    """A node's name as lines; for a copy the name of the node in the file, then each value chosen for it."""
     if copy is None:
         return [node_id]
     ends = Counter(group.rpartition(".")[2] for group in copy.values)
@@ -102,8 +102,10 @@ def graph_figure(
     notes: Mapping[str, str],
     title: str = "",
 ) -> Figure:
-    """A level to a row, the data flows down. parents come first in the order; names: the lines of each, as
-    `shown_name`; states: decide the colours; notes: the last line of each box.
+    """A drawing of the graph with one row per level; the data flows down.
+
+    parents: in an order in which parents come first. names: lines of each node's box, see `shown_name`. states: decide
+    the colours. notes: the last line of each box.
     """
     rows = list(rows_of(parents, levels(parents)).values())
     lines = {
@@ -138,7 +140,7 @@ def graph_figure(
 
 
 def _draw_box(axes: Axes, box: Box, fill: str, lines: Sequence[tuple[str, bool]]) -> None:
-    """Draw the box of a node. lines: each with whether it is the name of the node."""
+    """Draw the box of a node. lines: each with a flag whether it is the node's name."""
     shape: dict[str, Any] = {
         "boxstyle": "round,pad=0,rounding_size=6",
         "facecolor": fill,
@@ -153,8 +155,8 @@ def _draw_box(axes: Axes, box: Box, fill: str, lines: Sequence[tuple[str, bool]]
 
 
 def _draw_edge(axes: Axes, above: Box, below: Box, name: str) -> None:
-    """Draw an edge from the bottom of a box to the top of another; around those between them if they stand in one
-    column.
+    """Draw an edge from the bottom of a box to the top of another; if both are in one column, around the
+    boxes between.
     """
     start, end = (above.left + WIDTH / 2, above.top + above.height), (below.left + WIDTH / 2, below.top)
     style = "arc3"
@@ -174,7 +176,7 @@ def _draw_edge(axes: Axes, above: Box, below: Box, name: str) -> None:
 
 
 def curves_figure(panels: Mapping[str, Sequence[Curve]]) -> Figure:
-    """A panel for each title, side by side. An axis is logarithmic where that shows the values better."""
+    """A figure with a panel for each title, side by side. An axis is logarithmic where that shows values better."""
     figure = Figure(figsize=(PANEL[0] * len(panels), PANEL[1]), layout="constrained")
     for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for curve in curves:
@@ -200,11 +202,11 @@ def curves_figure(panels: Mapping[str, Sequence[Curve]]) -> Figure:
 
 
 def _drawable(value: float) -> float:
-    """The value, or a gap where it is not finite or too large for an axis."""
+    """The value, or NaN where it is not finite or too large for an axis."""
     return float(value) if abs(value) <= MOST else math.nan
 
 
 def _is_wide(values: Sequence[float]) -> bool:
-    """Whether a logarithmic axis shows them better: all above 0, over two powers of ten."""
+    """Whether a logarithmic axis shows values better: all are above 0, and they span two powers of ten."""
     finite = [value for value in map(_drawable, values) if not math.isnan(value)]
     return bool(finite) and min(finite) > 1 / MOST and max(finite) >= LOG_FROM * min(finite)

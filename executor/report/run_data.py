@@ -30,14 +30,12 @@ MOST_COLUMNS = 16  # of all combinations: a table of more is not read
 
 @frozen(kw_only=True)
 class NodeFacts:
-    """A node of a run. state: as recorded, "interrupted" where it is recorded as running and the run has ended.
+    """A node of a run, as the report shows it. state: as recorded; "interrupted" if it was running when the run ended.
 
-    seconds, memory, gpu_memory: what its artifact needed, in this run or in source_run. size, folder: of the artifact,
-    in bytes; None where the store does not hold it. own: its files outside the digest, by name, as the run that made it
-    wrote them. manifest: of that run too. config, launch: as recorded, secrets by their names, the values in tables by
-    "table.key".
-    template: the node that a sweep copied, empty for one that is no copy.
-    beside: the nodes of the run that made the artifact that ran at the same time.
+    seconds, memory, gpu_memory: what making the artifact took, in this run or in source_run. size, folder: of the
+    artifact, in bytes; None where the store lacks it. own: files outside the digest by name, as the making run wrote
+    them. manifest: of that run too. config, launch: as recorded; secrets appear as names, table values as "table.key".
+    template: the node that a sweep copied, "" for no copy. beside: nodes that ran at the same time in the making run.
     """
 
     id: str
@@ -61,12 +59,12 @@ class NodeFacts:
 
     @property
     def failure(self) -> Finding:
-        """Why it failed."""
+        """The finding on why the node failed."""
         return self.recorded.failure or Finding("no reason is recorded", Node(self.id))
 
     @property
     def is_gone(self) -> bool:
-        """Whether it had an artifact that the store no longer holds."""
+        """Whether the node had an artifact that the store no longer holds."""
         return self.recorded.digest is not None and self.folder is None
 
     @property
@@ -77,10 +75,10 @@ class NodeFacts:
 
 @frozen(kw_only=True)
 class RunFacts:
-    """A run. op_files: None where they are not trusted. label: a short name.
+    """A run, as the report shows it. op_files: None where they are not trusted. label: a short name.
 
-    seconds: of work on it. results: the nodes with the pipeline's figures. combinations: of its sweep, the best by the
-    metric sorted_by first; combinations_table: of `sweep_cells`.
+    seconds: of work on it. results: the nodes with the pipeline's results. combinations: of its sweep, the best by the
+    metric sorted_by first. combinations_table: from `sweep_cells`.
     """
 
     label: str
@@ -102,7 +100,10 @@ class RunFacts:
 
 
 def find_records(records: Path, runs: Sequence[str]) -> list[Record]:
-    """Each once, in the order given; the newest for none. Raises StoreError with all that cannot be found or read."""
+    """The records of these runs, without repetition, in the order given; the newest for none.
+
+    Raises StoreError with all runs that cannot be found or read.
+    """
     found: dict[str, Record] = {}
     problems = []
     for run in runs or (None,):
@@ -119,14 +120,14 @@ def find_records(records: Path, runs: Sequence[str]) -> list[Record]:
 
 
 def read_runs(store: Store, records: Sequence[Record]) -> list[RunFacts]:
-    """The facts of all, in the order given."""
+    """The facts of all these runs for the report, in the order given."""
     labels = _labels([record.run for record in records])
     reader = _Reader(store)
     return [reader.run(label, record) for label, record in zip(labels, records, strict=True)]
 
 
 class _Reader:
-    """Reads each record and its events once, also those of the runs that computed cached artifacts."""
+    """A reader of runs for the report; it reads each record and its events only once, even those of source runs."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -180,7 +181,7 @@ class _Reader:
         status: str,
         before: Container[str],
     ) -> NodeFacts:
-        """The facts of one node of a run. before: the nodes that come before it in the order of the data."""
+        """The facts of one node of a run. before: the nodes that precede it in the order of the data."""
         state = record.state.nodes[node_id]
         manifest = self._store.manifest(state.digest) if state.digest is not None else None
         folder = self._store.object_path(state.digest) if manifest is not None and state.digest else None
@@ -220,7 +221,7 @@ class _Reader:
         )
 
     def _made_in(self, record: Record, node_id: str, state: NodeState) -> tuple[str, str]:
-        """The run and the node in it that computed the artifact."""
+        """The run, and the node in it, that computed an artifact."""
         source = state.source_run
         if state.cache != "hit" or source is None:
             return record.run, node_id
@@ -246,7 +247,7 @@ class _Reader:
 
 
 def _ran_together(one: NodeState, other: NodeState) -> bool:
-    """Whether both were computed, in the last attempts of a run, for some time at once."""
+    """Whether two nodes of a run ran at the same time, in their last attempts."""
     if one.started is None or one.ended is None or other.started is None or "hit" in (one.cache, other.cache):
         return False
     return other.started < one.ended and (other.ended is None or one.started < other.ended)
@@ -255,7 +256,7 @@ def _ran_together(one: NodeState, other: NodeState) -> bool:
 def _combinations(
     record: Record, recorded: Mapping[str, RecordedNode], damage: list[str]
 ) -> tuple[Sequence[Row], str, CombinationsTable]:
-    """The combinations of a sweep, what they are sorted by, and their table; none where its ops cannot be loaded."""
+    """The combinations of a sweep, the metric that sorts them, and their table; empty if the ops cannot be loaded."""
     if all(node.copy is None for node in recorded.values()):
         return (), "", ((), [], 0)
     try:
@@ -268,21 +269,21 @@ def _combinations(
 
 
 def _labels(runs: Sequence[str]) -> list[str]:
-    """The ends of the ids where they differ, else the whole ids."""
+    """Short labels of runs: the last parts of their ids where these differ, else the whole ids."""
     ends = [run.rpartition("-")[2] for run in runs]
     return ends if len(set(ends)) == len(ends) else list(runs)
 
 
 def _names(records: Path) -> list[str]:
-    """The ids and the tags of all runs."""
+    """The ids and tags of all runs."""
     folders = [folder for folder in records.iterdir() if RUN_ID.fullmatch(folder.name)] if records.is_dir() else []
     return [name for folder in folders for name in (folder.name, *tags_of(folder))]
 
 
 def columns_of(runs: Sequence[RunFacts]) -> list[RunFacts]:
-    """Each run; of a sweep the first combinations, each as if it were a run.
+    """The columns of the comparison: one for each run, or for each of a sweep's first combinations.
 
-    The copies of a node have the name of their template.
+    In such a column the copies of a node have the name of the node in the file.
     """
     found: list[RunFacts] = []
     for run in runs:

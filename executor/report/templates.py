@@ -23,13 +23,13 @@ EMBEDDED = re.compile(r' (?:src|srcdoc)="[^"]*"')
 
 
 def render(macro: str, *values: object) -> Markup:
-    """The output of a macro of parts.html for these values."""
+    """The HTML that a macro of parts.html makes of these values."""
     content: Markup = getattr(_environment().get_template("parts.html").module, macro)(*values)
     return content
 
 
 def page(**values: object) -> str:
-    """The whole page, of page.html."""
+    """The whole report page, made by page.html."""
     return _environment().get_template("page.html").render(style=page_style(), **values)
 
 
@@ -54,27 +54,30 @@ def joined(parts: Iterable[Markup]) -> Markup:
 
 
 def table(columns: Sequence[object], rows: Sequence[Sequence[object]], class_: str | None = None) -> Markup:
-    """A table that scrolls where it is wide; numbers are aligned right if the columns have names."""
+    """An HTML table that scrolls if it is too wide; numbers are aligned right if the columns have names."""
     return render("table", columns, rows, class_)
 
 
 def mark(text: str, kind: str = "") -> Markup:
-    """A text on a coloured background. kind: good, info, warn or bad."""
+    """A text on a coloured background, as HTML. kind: good, info, warn or bad."""
     return render("mark", text, kind)
 
 
 def faint(*sentences: str) -> Markup:
-    """A paragraph for each sentence."""
+    """Sentences in a faint colour, each in its own paragraph, as HTML."""
     return joined(render("sentence", sentence, "faint") for sentence in sentences)
 
 
 def embedded_file(kind: str, content: bytes, alt: str, width: int | None = None) -> Markup:
-    """A picture within the page. width: in px; None: as wide as the page has room."""
+    """A file embedded in the page as a picture. width: in px; None: as wide as the page allows."""
     return render("picture", kind, base64.b64encode(content).decode("ascii"), alt, width)
 
 
 def limited(names: Sequence[str], build: Callable[[str], Markup], *, has_heads: bool = True) -> Markup:
-    """A part for each name, under a heading if `has_heads`, up to a limit of the page's size; the rest is named."""
+    """A part for each name, up to a limit of the page's size; names beyond it are only listed.
+
+    has_heads: whether each part has a heading.
+    """
     parts: list[Markup] = []
     size = 0
     for place, name in enumerate(names):
@@ -88,7 +91,7 @@ def limited(names: Sequence[str], build: Callable[[str], Markup], *, has_heads: 
 
 
 def left_out(names: Sequence[str]) -> str:
-    """A sentence with the first of the names."""
+    """A sentence that lists the first of the names that were left out."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"left out to keep the page small: {', '.join(names[:MOST_NAMED])}{more}"
 

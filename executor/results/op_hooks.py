@@ -41,7 +41,10 @@ TOTAL_S = 30.0  # of all; MLflow's report of a run waits a little longer
 
 @frozen
 class Part:
-    """An artifact. own: its files outside the digest by name. values: see ops.lib.report_sections.Compared."""
+    """An artifact to be shown by its op. own: its files outside the digest, by name.
+
+    values: see ops.lib.report_sections.Compared.
+    """
 
     folder: Path
     own: Mapping[str, Path] = field(eq=lambda own: tuple(own.items()))
@@ -50,7 +53,7 @@ class Part:
 
 @frozen
 class Request:
-    """A call of an op's hook. hook: "report" or "logged_model" of an artifact, "compare" of several."""
+    """A request to call an op's hook: "report" or "logged_model" for one artifact, "compare" for several."""
 
     hook: str
     op: str
@@ -59,13 +62,13 @@ class Request:
 
     @property
     def folder(self) -> Path:
-        """What the paths of pictures are relative to."""
+        """The folder that picture paths are relative to."""
         return self.parts[0].folder
 
 
 @frozen
 class Shown:
-    """The sections of an artifact, or the model that it is; failed: why there are none."""
+    """The result of an op's hook: the sections of an artifact, or a model. failed: why there is none."""
 
     sections: Sequence[Section] = ()
     model: LoggedModel | None = None
@@ -73,7 +76,7 @@ class Shown:
 
 
 def shown_by_ops(requests: Sequence[Request]) -> dict[Request, Shown]:
-    """What each op answers; no sections where it has no such hook."""
+    """The sections that each op shows for its request; empty where the op has no such hook."""
     found: dict[Request, Shown] = {}
     pending = list(dict.fromkeys(requests))
     end = time.monotonic() + TOTAL_S
@@ -91,7 +94,7 @@ def shown_by_ops(requests: Sequence[Request]) -> dict[Request, Shown]:
 
 
 def _run(requests: Sequence[Request], within_s: float) -> tuple[dict[Request, Shown], str]:
-    """The answers of one process, and why it ended before it had answered all."""
+    """Answer requests in one process. Returns the answers, and why the process ended before it had answered all."""
     with tempfile.TemporaryDirectory() as folder:
         file, answers = Path(folder, "requests.json"), Path(folder, "answers.jsonl")
         write_json(file, unstructure(requests))
@@ -119,7 +122,7 @@ def _shown(line: Mapping[str, Any], folder: Path) -> Shown:
 
 
 def section_to_json(section: Section, folder: Path) -> dict[str, Any]:
-    """Raises TypeError for a body of another kind; a picture's path is relative to the artifact's folder."""
+    """A section as JSON; picture paths are relative to the artifact's folder. Raises TypeError for an unknown body."""
     body = section.body
     kind = type(body).__name__
     if kind not in BODIES:
@@ -133,7 +136,7 @@ def section_to_json(section: Section, folder: Path) -> dict[str, Any]:
 
 
 def section_from_json(data: Mapping[str, Any], folder: Path) -> Section:
-    """The values as they are: a table of an op has 3, not 3.0, where the op gave an int."""
+    """A section of the report, read from JSON. Values keep their types: an int of an op's table stays an int."""
     values = dict(data["body"])
     if data["kind"] == "Picture":
         values["path"] = folder / values["path"]
@@ -150,8 +153,9 @@ def main() -> int:
 
 
 def _answer(request: Request, view: Path) -> dict[str, Any]:
-    """Call the hook of a request; returns what it shows, or why it failed. view: where a folder with the run's own
-    files is made.
+    """Call the hook of a request; returns what it shows, or why it failed.
+
+    view: a path where a folder with the run's own files is made.
     """
     try:
         use_draft_folders(request.op_files)

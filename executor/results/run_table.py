@@ -27,15 +27,15 @@ MOST_COLUMNS = 5  # of copies in a table of results
 
 
 def print_results(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
-    """The table of the nodes; then the figures of those that are named, and the warnings of all."""
+    """Print the table of all nodes, then the metrics of the named nodes, and all warnings."""
     print_lines(nodes_text(state))
     print_figures(state, result_nodes, graph)
 
 
 def nodes_text(state: RunState) -> str:
-    """One row per node: state, origin of its artifact, seconds, digest, and its error, why it ran, or its source run.
+    """The nodes as a table: state, cache, seconds, digest, and a last column that explains the row.
 
-    In a long pipeline, cached nodes are only counted.
+    That is the error, the reason for the run, or the source run. A long pipeline's cached nodes are only counted.
     """
     names = list(state.nodes)
     if len(names) > ROWS_SHOWN:
@@ -67,17 +67,16 @@ def first_line(text: str) -> str:
 
 
 def failures_text(state: RunState) -> str:
-    """Why each failed node failed, and what to do about it; empty where none failed."""
+    """The failure of each failed node, with advice; empty where none failed."""
     failed = [node.failure for node in state.nodes.values() if node.state == "failed" and node.failure is not None]
     return "\n".join(block(failure, state.run) for failure in failed)
 
 
 def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
-    """The final metrics of those of these nodes that are done, copies of a node in one table; then the warnings of all
-    nodes that are done, each text once with the names of its nodes.
+    """Print the final metrics of the finished ones of these nodes, then the warnings of all finished nodes.
 
-    The metrics by which the result is judged are in the first table.
-    graph: if given, copies are shown as the combinations that they belong to.
+    Copies of a node share a table, and the metrics that judge the result come in the first. A warning is printed once,
+    with the names of its nodes. graph: if given, copies are shown as combinations of the sweep.
     """
     copies_in_sweep = frozenset({node.id for node in graph.nodes.values() if node.copy} if graph is not None else ())
     judged = frozenset(state.judged_by) or JUDGED
@@ -107,9 +106,9 @@ def _print_warnings(state: RunState) -> None:
 
 
 def figures_text(copies: Mapping[str, Sequence[tuple[str, str, str]]]) -> str:
-    """The table of one node, or of several whose metrics have the same names: a column each, where they are many a row.
+    """The metrics of one node as a table, or of several copies with the same metrics.
 
-    copies: by node id, the rows of `result_rows`.
+    Each copy is a column, or a row if there are many. copies: node id -> its rows, see `result_rows`.
     """
     (first, rows), *others = copies.items()
     if not others:
@@ -129,7 +128,7 @@ def figures_text(copies: Mapping[str, Sequence[tuple[str, str, str]]]) -> str:
 
 
 def _without_variant(node_id: str) -> str:
-    """The id of the node that was copied: `train` of `train-small`."""
+    """The id of the node that was copied: `train` for `train-small`."""
     return node_id.partition("-")[0]
 
 
@@ -138,8 +137,10 @@ def _is_judged(copies: Mapping[str, Sequence[tuple[str, str, str]]], judged: Col
 
 
 def result_rows(metrics: Mapping[str, float], judged: Collection[str] = JUDGED) -> list[tuple[str, str, str]]:
-    """Name, value and interval of each metric, as `figures_in_order` has them: `x_low` and `x_high` are the interval
-    of `x`, and a numbered series such as `x_01`, `x_02`, ... is one row with its first and its last value.
+    """Rows of name, value and interval, in the order of `figures_in_order`.
+
+    `x_low` and `x_high` become the interval of `x`. A numbered series such as `x_01`, `x_02`, ... becomes one row with
+    its first and last value.
     """
     rows = {}
     series: dict[str, list[str]] = {}
@@ -162,10 +163,10 @@ def result_rows(metrics: Mapping[str, float], judged: Collection[str] = JUDGED) 
 
 
 def figures_in_order(names: Iterable[str], judged: Collection[str] = JUDGED) -> list[str]:
-    """What is judged by (`eval/tau`), its parts (`eval/tau_image`), all others; of each those with an interval come
-    first, and then it goes by name.
+    """The names of metrics in display order: the judging metric (`eval/tau`), its parts (`eval/tau_image`), all others.
 
-    names: the ends of intervals, `x_low` and `x_high`, included. Each may have a node as prefix: `eval_long/eval/tau`.
+    Within each, metrics with an interval come first, then the order is alphabetical. names: includes interval ends,
+    `x_low` and `x_high`. A node may be the prefix: `eval_long/eval/tau`.
     """
     known = set(names)
 
@@ -186,19 +187,22 @@ def _rank(name: str, judged: Collection[str]) -> int:
 
 
 def is_main(name: str, main_figures: str) -> bool:
-    """Whether it is one of an op's main figures or an end of its interval; it may have a node as prefix."""
+    """Whether a metric is one of an op's main figures, or an end of its interval. name: may have a node as prefix.
+
+    main_figures: a regular expression; "" matches every name.
+    """
     return not main_figures or re.fullmatch(rf"(.+/)?({main_figures})(_low|_high)?", name) is not None
 
 
 def shown_seconds(node: NodeState) -> str:
-    """The seconds since a running node began."""
+    """The seconds that a node took, or since a running node began, as text."""
     if node.state == "running" and node.started is not None:
         return f"{time.time() - node.started:.0f} s"
     return "" if node.seconds is None else f"{node.seconds:.1f} s"
 
 
 def shown_value(name: str, metrics: Mapping[str, float]) -> str:
-    """The value of a metric; of a speed-up whose interval says nothing, that it is not known."""
+    """The value of a metric as text; for a speed-up with a meaningless interval a text that it is not known."""
     ends = metrics.get(f"{name}_low"), metrics.get(f"{name}_high")
     return NOT_KNOWN if name.endswith(SPEEDUP) and not is_known(*ends) else shown_number(metrics[name])
 
@@ -208,7 +212,7 @@ def shown_number(value: float) -> str:
 
 
 def shown_metrics(metrics: Mapping[str, float]) -> str:
-    """The first few, in one line; nothing where there are none."""
+    """The first few metrics in one line; "" for none."""
     return ", ".join(f"{name} {shown_number(value)}" for name, value in list(metrics.items())[:METRICS_SHOWN])
 
 
@@ -217,7 +221,10 @@ WINDOW = 30  # reports of progress that the speed is taken from
 
 @define
 class Live:
-    """The fold of one attempt's events. done of total: None without progress; metrics: those of the newest event."""
+    """The progress of one attempt, made from its events. metrics: those of the newest event.
+
+    done, total: units of work; None without progress.
+    """
 
     done: int | None = None
     total: int | None = None
@@ -229,16 +236,16 @@ class Live:
 
     @property
     def reached(self) -> str:
-        """`40 of 200`; empty without progress."""
+        """The progress as text, `40 of 200`; "" without progress."""
         return "" if self.done is None else f"{self.done} of {self.total}"
 
     @property
     def reached_with_metrics(self) -> str:
-        """The state of an attempt that has ended: it has no speed any more."""
+        """The progress and metrics of an attempt that has ended, without speed."""
         return self._with_metrics([self.reached])
 
     def add(self, event: Event) -> bool:
-        """Whether the event says anything of this."""
+        """Add an event. Returns whether it changes progress or metrics."""
         match event.body:
             case Progress(done, total):
                 if self.done is not None and done < self.done:
@@ -255,7 +262,10 @@ class Live:
         return ": ".join(text for text in (", ".join(filter(None, progress)), shown_metrics(self.metrics)) if text)
 
     def _pace(self) -> list[str]:
-        """`2.5/s`, `1 min 4 s left`, over the last reports; nothing before the second one and after the last."""
+        """The speed and time left as texts, `2.5/s`, `1 min 4 s left`, from the last reports.
+
+        Empty before the second report, and after the last.
+        """
         if len(self._reports) < 2:
             return []
         (first_time, first), (last_time, last) = self._reports[0], self._reports[-1]

@@ -29,10 +29,10 @@ CombinationsTable = tuple[tuple[str, ...], list[tuple[str, ...]], int]  # header
 
 @define
 class Combination:
-    """One choice of a variant in every group. values: by group, of a sweep the field, what was chosen.
+    """A combination of a sweep: one variant chosen in every group. values: group (a sweep's field) -> chosen value.
 
-    name: `lr=0.001, block_size=8`, with the node before a field that two nodes have; no two have the same.
-    nodes: the copies that it has, in the order of the graph. own: those of them that no other combination has.
+    name: unique, such as `lr=0.001, block_size=8`; a field's node is added where two nodes have such a field. nodes:
+    its copies, in the order of the graph. own: those copies that belong to no other combination.
     """
 
     name: str = ""
@@ -62,7 +62,7 @@ def combinations(graph: Graph) -> list[Combination]:
 
 
 def by_combination(chosen: Mapping[str, Choice]) -> dict[Choice, list[str]]:
-    """The copies of each whole combination. chosen: by copy, its choice of variants, maybe a part of a combination."""
+    """The copies that belong to each whole combination. chosen: copy -> its variants, maybe only a part of one."""
     distinct = list(dict.fromkeys(chosen.values()))
     largest = max(map(len, distinct), default=0)
     whole = [one for one in distinct if len(one) == largest or not any(one < other for other in distinct)]
@@ -70,8 +70,9 @@ def by_combination(chosen: Mapping[str, Choice]) -> dict[Choice, list[str]]:
 
 
 def _name(found: Iterable[Combination]) -> None:
-    """Name combinations by what the nodes have now. `resume -s` may have given a copy another value, even that of
-    another copy.
+    """Name combinations by the current values of their nodes.
+
+    `resume -s` may have changed a copy's value, even to that of another copy.
     """
     chosen = [_chosen(combination.nodes) for combination in found]
     groups = dict.fromkeys(group for each in chosen for group in each)
@@ -87,7 +88,7 @@ def _name(found: Iterable[Combination]) -> None:
 
 
 def _chosen(nodes: Iterable[GraphNode]) -> dict[str, str]:
-    """The variant that was chosen in each group; all combinations differ in them."""
+    """The variant chosen in each group by the copies of a combination."""
     chosen: dict[str, str] = {}
     for node in nodes:
         chosen |= node.copy.values if node.copy is not None else {}
@@ -95,7 +96,7 @@ def _chosen(nodes: Iterable[GraphNode]) -> dict[str, str]:
 
 
 def _given(nodes: Iterable[GraphNode], groups: Iterable[str]) -> dict[str, str]:
-    """The values that the nodes have in the swept fields."""
+    """The current values of the swept fields in a combination's nodes."""
     found = {}
     for node in nodes:
         own = values(node) if node.copy is not None else {}
@@ -115,16 +116,16 @@ def _joined(labels: Mapping[str, str], chosen: Mapping[str, str]) -> str:
 
 
 def params(node: GraphNode, *, edges: bool = True) -> dict[str, str]:
-    """The parameters of a node, see `values`, as texts: as TOML has them, but no quotes around a text."""
+    """The parameters of a node, see `values`, as TOML texts; strings have no quotes."""
     return {
         name: value if isinstance(value, str) else toml_text(value) for name, value in values(node, edges=edges).items()
     }
 
 
 def values(node: GraphNode, *, edges: bool = True) -> dict[str, Any]:
-    """A node's flat config, tables as "table.key", and the launch values that are no defaults.
+    """The config values of a node, tables as "table.key", and launch values that differ from defaults.
 
-    edges: also the nodes that are read.
+    edges: include the nodes that are read.
     """
     names = [*(node.op.edges if edges else ()), *node.op.fields]
     config = {name: getattr(node.config, name) for name in names}
@@ -136,7 +137,7 @@ def values(node: GraphNode, *, edges: bool = True) -> dict[str, Any]:
 
 
 def differing_params(found: Iterable[Combination]) -> list[dict[str, str]]:
-    """Parameters of each combination's copies, as node.field, that are not the same in all combinations."""
+    """The parameters of each combination, as node.field, that are not equal in all combinations."""
     flat = [
         {f"{shown_id(node)}.{name}": value for node in each.nodes for name, value in params(node, edges=False).items()}
         for each in found
@@ -147,10 +148,10 @@ def differing_params(found: Iterable[Combination]) -> list[dict[str, str]]:
 
 
 def final_metrics(nodes: Iterable[GraphNode], states: Mapping[str, NodeState]) -> dict[str, tuple[str, float]]:
-    """The final metrics by the names under which they are shown: the node that has one, and its value.
+    """The final metrics of finished nodes: displayed name -> (node id, value).
 
-    Where several nodes have a metric of one name, or one op, each gets its node as prefix: `eval_long/eval/tau`. So it
-    has that name also where the other node is not done.
+    A node's id becomes the prefix where several nodes share a metric or an op: `eval_long/eval/tau`. It does so even
+    while the other node is not done.
     """
     listed = list(nodes)
     ops = Counter(node.op.name for node in listed)
@@ -173,7 +174,7 @@ def shown_id(node: GraphNode) -> str:
 
 @frozen
 class Row:
-    """A combination, the final metrics of its result nodes, and its state: empty where all of it is done.
+    """A combination of a sweep with its final metrics. state: "" where all of its nodes are done.
 
     main: the names of the metrics that are shown first.
     """
@@ -185,7 +186,7 @@ class Row:
 
 
 def sweep_table(graph: Graph, states: Mapping[str, NodeState]) -> str:
-    """The text; empty where nothing was swept. The best row is the first."""
+    """The combinations of a sweep as a text table, the best first; empty for a graph that is no sweep."""
     found = combinations(graph)
     if not found:
         return ""
@@ -200,8 +201,9 @@ def sweep_table(graph: Graph, states: Mapping[str, NodeState]) -> str:
 
 
 def sweep_cells(graph: Graph, rows: Sequence[Row], sort_by: str, *, has_state: bool) -> CombinationsTable:
-    """The header and a row of cells for each combination: swept values, state, first metrics with their intervals; and
-    the number of the other metrics.
+    """The table of a sweep: the header, a row for each combination, and the number of metrics that are not shown.
+
+    A row holds the swept values, the state, and the first metrics with their intervals.
     """
     groups = list(dict.fromkeys(group for row in rows for group in row.combination.values))
     shown = [
@@ -222,9 +224,9 @@ def sweep_cells(graph: Graph, rows: Sequence[Row], sort_by: str, *, has_state: b
 
 
 def ordered_metrics(rows: Iterable[Row], names: Iterable[str], sort_by: str) -> list[str]:
-    """The names in the order of a table's columns: the metric that sorts it, then those of its group, then the rest.
+    """The metric names in the order of a table's columns: the sorting metric, then those of its group, then the rest.
 
-    A group is what stands before the last "/". Within it, metrics that an op calls its main figures come first.
+    A group is the part before the last "/". Within it, the ops' main figures come first.
     """
     group = sort_by.rpartition("/")[0]
     main = frozenset().union(*(row.main for row in rows))
@@ -236,9 +238,9 @@ def ordered_metrics(rows: Iterable[Row], names: Iterable[str], sort_by: str) -> 
 
 
 def sorted_rows(graph: Graph, states: Mapping[str, NodeState], found: Sequence[Combination]) -> tuple[list[Row], str]:
-    """The rows, the best first, those without the metric last; and the metric that they are sorted by, if any.
+    """The combinations as rows, the best first, and the metric that sorts them, "" for none.
 
-    If no combination has the requested one, see `sorting`.
+    Rows without that metric come last. `sorting` chooses it if no combination has the requested one.
     """
     rows = [_row(each, graph, states) for each in found]
     sort_by, is_least_first = sorting(graph, (name for row in rows for name in row.metrics))
@@ -252,7 +254,7 @@ def sorted_rows(graph: Graph, states: Mapping[str, NodeState], found: Sequence[C
 
 
 def main_metrics(graph: Graph, found: Mapping[str, tuple[str, float]]) -> dict[str, float]:
-    """What ops call their main figures, with the ends of their intervals. found: of `final_metrics`."""
+    """The main figures declared by the ops, with the ends of their intervals. found: see `final_metrics`."""
     return {
         name: value for name, (node_id, value) in found.items() if is_main(name, graph.nodes[node_id].op.main_figures)
     }
@@ -272,9 +274,9 @@ def _state(combination: Combination, states: Mapping[str, NodeState]) -> str:
 
 
 def sort_warning(graph: Graph) -> str:
-    """A warning, before anything runs, that the requested metric is probably misspelt; empty otherwise.
+    """A warning before a run that the requested sorting metric is probably misspelt; "" otherwise.
 
-    What an op logs is not declared, except for the metric that it is judged by.
+    An op does not declare what it logs, except the metric that it is judged by.
     """
     name = graph.sort_by.removeprefix("-")
     judged = [each.removeprefix("-") for each in _judged_by(graph)]
@@ -291,9 +293,9 @@ def sort_warning(graph: Graph) -> str:
 
 
 def sorting(graph: Graph, names: Iterable[str]) -> tuple[str, bool]:
-    """(metric, whether the least comes first). names: of the metrics that the combinations have.
+    """The metric that sorts a sweep's table, and whether the least value comes first. names: the available metrics.
 
-    If none of them has the requested one, it is the one that an op is judged by; empty for none.
+    It is the requested metric, else the first one by which an op is judged; "" if none is available.
     """
     found = set(names)
     wanted = [*filter(None, [graph.sort_by]), *_judged_by(graph)]
@@ -306,7 +308,7 @@ def sorting(graph: Graph, names: Iterable[str]) -> tuple[str, bool]:
 
 
 def sort_note(graph: Graph, names: Iterable[str]) -> str:
-    """Why the table is not sorted by the requested metric, with the metrics that exist; empty where it is."""
+    """A note on why the table is not sorted by the requested metric, with existing metrics; "" where it is."""
     wanted, known = graph.sort_by.removeprefix("-"), sorted(names)
     if not wanted or _found(graph, wanted, known):
         return ""
@@ -318,11 +320,11 @@ def sort_note(graph: Graph, names: Iterable[str]) -> str:
 
 
 def _found(graph: Graph, metric: str, names: Collection[str]) -> str:
-    """The metric by its name in the table; if nodes prefix it, that of the first in the graph. Empty for none."""
+    """The name of a metric in the table; where nodes prefix it, that of the graph's first node. "" for none."""
     behind = (f"{shown_id(node)}/{metric}" for node in graph.nodes.values())
     return next((name for name in (metric, *behind) if name in names), "")
 
 
 def _judged_by(graph: Graph) -> list[str]:
-    """The metrics that the ops are judged by, in the order of the graph."""
+    """The metrics by which the graph's ops are judged, in the order of the graph."""
     return [node.op.judged_by for node in graph.nodes.values() if node.op.judged_by]

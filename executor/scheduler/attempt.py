@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Attempt(threading.Thread):
-    """Holds the lease of its task until it ends."""
+    """A thread that makes one attempt at a task; it holds the task's lease until it ends."""
 
     def __init__(
         self,
@@ -48,9 +48,10 @@ class Attempt(threading.Thread):
         on_running: Callable[[], None],
         on_end: Callable[[AttemptResult], None],
     ) -> None:
-        """Prepare an attempt at a task. share, part: as in StageOrder. call: lets the loop's thread make a call.
-        on_start returns the number of the attempt; on_running is called when its stage has started; on_end whatever
-        happened.
+        """Prepare an attempt at a task. share, part: as in StageOrder.
+
+        call: runs a function in the loop's thread. on_start: returns the attempt's number. on_running: called when its
+        stage has started. on_end: called in any case.
         """
         super().__init__(daemon=True, name=f"attempt at {task.node.id}")
         self.task = task
@@ -103,7 +104,7 @@ class Attempt(threading.Thread):
                 self._stage.kill()
 
     def look_after(self) -> None:
-        """Called a few times a second: ends a stage that takes too long."""
+        """End the stage if it takes longer than its timeout. Called a few times a second."""
         stage, launch = self._stage, self.task.node.launch
         if stage is None:
             return
@@ -152,7 +153,7 @@ class Attempt(threading.Thread):
         return self._finish(start, ended, measures, before)
 
     def _go_on(self) -> None:
-        """Raises StopRequested where the attempt is to end."""
+        """Raise StopRequested if the attempt has to end."""
         self.task.lease.go_on()
         if self._is_stopping:
             raise StopRequested("stopped before its stage started")
@@ -161,7 +162,9 @@ class Attempt(threading.Thread):
         self._backends.recover(folder, self.task.lease.go_on)
 
     def _in_loop(self, call: Callable[[], T]) -> T:
-        """What a call returns or raises in the loop's thread. Raises StopRequested if the attempt is killed first."""
+        """Run a function in the loop's thread; returns or raises as it does. Raises StopRequested if killed before
+        that.
+        """
         answer: Future[T] = Future()
 
         def make_call() -> None:
@@ -210,10 +213,10 @@ class Attempt(threading.Thread):
     def _finish(
         self, start: AttemptStart, ended: StageExit, measures: StageMeasures, before: Snapshot
     ) -> AttemptResult:
-        """Commit what the stage made, unless it may have read other data than its key names.
+        """Commit what the stage made, unless the data or code that its key names has changed meanwhile.
 
-        A file that was rewritten with the same content may have had another one in between. That is unlikely, so it
-        counts only for an op that cannot resume, which runs again at little cost.
+        A file rewritten with the same content may have had other content in between. That is unlikely, so it counts
+        only for an op that cannot resume, and so runs again at little cost.
         """
         task = self.task
         parts, rewritten = before.since(task.store)

@@ -20,7 +20,7 @@ CACHED_SHOWN = 20
 
 
 class Display:
-    """Plain lines. Several nodes may run at once. Warnings and errors go to stderr."""
+    """The plain display of a run, in lines. Warnings and errors go to stderr. Several nodes may run at once."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
@@ -43,12 +43,12 @@ class Display:
         return
 
     def _word(self) -> str:
-        """How nodes are described that were done before the run began."""
+        """A word for nodes that were done before the run began."""
         is_all_cached = all(self._state.nodes[node_id].cache == "hit" for node_id in self._done_before)
         return "cached" if is_all_cached else "done before or cached"
 
     def changed(self, node_id: str) -> None:
-        """A node's state in the record has changed."""
+        """Show that a node's state in the record has changed."""
         node = self._state.nodes[node_id]
         self._shown_at = time.monotonic()
         if node.state == "running":
@@ -67,7 +67,7 @@ class Display:
             self.note(f"{node_id}: stopped after {shown_seconds(node)}")
 
     def show(self, events: Iterable[Event]) -> None:
-        """Show what the running stages reported; of the metrics, those of the newest event."""
+        """Show what the running stages reported. Of the metrics, only the newest event's are shown."""
         for event in events:
             if event.node in self._state.nodes:
                 self._live[event.node].add(event)
@@ -80,13 +80,13 @@ class Display:
         self._print(f"warning: {text}", error=True)
 
     def warn_of(self, node_id: str, text: str) -> None:
-        """A warning of a stage. A text is shown once, even if several stages warn of it: the results name them all."""
+        """Show a stage's warning. A text is shown once, even if several stages send it: the results name them all."""
         if text not in self._warned:
             self._warned.add(text)
             self.note(f"{node_id}: warning: {for_run(text, self._state.run)}")
 
     def say_last(self, text: str) -> None:
-        """Print it after the results."""
+        """Print a text after the results."""
         self.last.append(text)
 
     def failure(self, found: Finding, tail: Sequence[str], log: Path) -> None:
@@ -115,7 +115,7 @@ def make_display(state: RunState) -> Display:
 
 
 def failure_text(found: Finding, run: str, tail: Sequence[str], log: Path) -> str:
-    """The failure, the log's last lines if they say more than the error, what to do, and where the log is."""
+    """The text of a failure: the finding, the log's last lines if they say more, advice, and the path of the log."""
     more = tail if any(each.strip() not in found.what for each in tail) else ()
     return f"{block(found, run, below=more)}\n  log: {log}"
 

@@ -24,7 +24,7 @@ LINES_BESIDE = 4  # the title, the header, the caption, and the line of the curs
 
 
 class LiveDisplay(Display):
-    """A table of as many nodes as fit the terminal, running and failed ones first, with all else printed above it."""
+    """A live table of as many nodes as fit the terminal, running and failed ones first; other output goes above it."""
 
     def __init__(self, state: RunState, console: Console | None = None) -> None:
         super().__init__(state)
@@ -41,7 +41,7 @@ class LiveDisplay(Display):
         self._drawn.stop()
 
     def changed(self, node_id: str) -> None:
-        """The table is redrawn regularly."""
+        """Do nothing: the table is redrawn regularly."""
 
     def _print(self, text: str, *, error: bool = False) -> None:
         self._console.print(as_typed(printable(text)), markup=False, highlight=False, soft_wrap=True)
@@ -76,8 +76,8 @@ class LiveDisplay(Display):
 
 
 def shown_nodes(state: RunState, limit: int) -> list[str]:
-    """The nodes to show, at most `limit`, in the order of the graph. Chosen are running and failed ones first, then
-    those that ended last.
+    """The nodes to show, at most `limit`, in the order of the graph: running and failed ones, then the
+    latest to end.
     """
     if len(state.nodes) <= limit:
         return list(state.nodes)

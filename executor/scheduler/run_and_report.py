@@ -29,8 +29,9 @@ def run_and_report(
     verify_inputs: bool = False,
     again: str = "",
 ) -> int:
-    """The exit code, see `executor.scheduler.run_loop.run_session`. again: the command that the user typed, if it reads
-    the pipeline file.
+    """Run a session and print its report. Returns the exit code of `run_session`.
+
+    again: the command that the user typed, if it reads the pipeline file.
     """
     for note in session.notes:
         print_lines(note)
@@ -60,7 +61,7 @@ def run_and_report(
 
 
 def _close(session: Session) -> bool:
-    """Record that the run is done, unless a part of it has to be sent to MLflow first."""
+    """Record that the run is done, unless MLflow must be sent something first. Returns whether it is recorded."""
     record = session.record
     state = record.state
     is_new = state.status != "done"

@@ -55,11 +55,11 @@ def run_session(
     keep_going: bool = False,
     verify_inputs: bool = False,
 ) -> int:
-    """Run what is stale. Returns the exit code: 0 if every node is done, 1 if a node failed, 128 + the signal's number
-    if the run was stopped.
+    """Run all nodes that are not cached. Returns the exit code.
 
-    keep_going: after a failure, nodes that do not depend on the failed one still run. verify_inputs: all that a stage
-    will read is read and compared with its digest before.
+    0: every node is done; 1: a node failed; 128 + the signal's number: the run was stopped. keep_going: after a
+    failure, nodes that do not depend on the failed one still run. verify_inputs: read all input files of a stage before
+    it starts, and compare them with their digests.
     """
     gc.enable()  # off so far (executor/cli.py); from here on the process may live for days
     loop = RunLoop(session, display, adopt=adopt, keep_going=keep_going, verify_inputs=verify_inputs)
@@ -72,7 +72,7 @@ def run_session(
 
 @define
 class Waiting:
-    """A node that will run. not_before: by the monotonic clock; is_reported: the lease's holder was shown."""
+    """A node that has yet to run. not_before: by the monotonic clock. is_reported: the lease's holder was shown."""
 
     place: int
     node_id: str
@@ -81,7 +81,7 @@ class Waiting:
 
 
 class RunLoop:
-    """One pass over the nodes of a session."""
+    """The loop of one run: starts the nodes of a session as their inputs become available."""
 
     def __init__(
         self, session: Session, display: Display, *, adopt: bool, keep_going: bool, verify_inputs: bool
@@ -137,11 +137,11 @@ class RunLoop:
 
     @property
     def _is_ending(self) -> bool:
-        """Whether no further node starts."""
+        """Whether no further nodes are started."""
         return self.stop.is_set() or (bool(self._failed) and not self._keep_going)
 
     def _status(self) -> Status:
-        """Nodes below a failed one get that as their reason."""
+        """The final status of the run. Nodes below a failed one get that as their reason."""
         blocked = {below: node_id for node_id in reversed(self._failed) for below in self._graph.below(node_id)}
         pending = [node_id for node_id in self._graph.nodes if self._state(node_id).state == "pending"]
         for node_id in blocked.keys() & set(pending):
@@ -185,7 +185,7 @@ class RunLoop:
             self._record.save_nodes(node_id for node_id in fresh if self._state(node_id).state == "done")
 
     def _take(self, node_id: str) -> None:
-        """The artifact is in the store: the node is done, with the metrics of the run that made it."""
+        """Mark a node as done whose artifact is in the store, with the metrics of the run that made it."""
         decision = self._decisions[node_id]
         assert decision.digest is not None
         if self._state(node_id).state != "done":
@@ -194,7 +194,7 @@ class RunLoop:
         self._display.changed(node_id)
 
     def _add_done(self, node_id: str, digest: str) -> None:
-        """The node's artifact is in the store."""
+        """Note that a node's artifact is in the store, so that nodes below may become ready."""
         self._digests[node_id] = digest
         self._order.done(node_id)
         self._add_ready(self._order.get_ready())
@@ -291,7 +291,7 @@ class RunLoop:
         return state.attempt
 
     def _on_running(self) -> None:
-        """Prepare for the next node in the order of the graph."""
+        """Prepare a worker for the next node in the order of the graph."""
         assert self._pool is not None
         running = self._pool.running
         following = (id for id in self._graph.nodes if self._state(id).state == "pending" and id not in running)
@@ -329,9 +329,9 @@ class RunLoop:
         self._display.changed(node_id)
 
     def _replan(self, node_id: str, result: AttemptResult) -> None:
-        """Decide again: another run committed the node's artifact, or code or data changed before or during its run.
+        """Decide again about a node: another run committed its artifact, or its code or data changed.
 
-        The output of a stage whose data changed belongs to neither state.
+        The output of a stage whose data changed while it ran is not used.
         """
         state = self._state(node_id)
         if result.changes:
@@ -354,13 +354,13 @@ class RunLoop:
         self._add_ready([node_id])
 
     def _use_parts(self, node_id: str, parts: KeyParts) -> None:
-        """Plan the node by its key parts as an attempt found them."""
+        """Replace a node's key parts by those that an attempt found, and plan the node again."""
         self._planner = self._planner.with_parts(node_id, parts)
         decision = self._planner.decide(node_id, self._digests)
         self._record.save_plan({**self._record.plan(), node_id: plan_row(self._planner, node_id, decision)})
 
     def _retry(self, node_id: str, failure: Finding) -> bool:
-        """After a transient error, the node waits and then continues in its work folder."""
+        """Let a node wait and then run again in its work folder after a transient error; False if it may not."""
         launch = self._graph.nodes[node_id].launch
         if self._retries[node_id] >= launch.retries or not is_transient(failure):
             return False
@@ -403,7 +403,7 @@ class RunLoop:
             self._pool.kill()
 
     def _patience(self) -> float:
-        """Seconds."""
+        """The seconds to wait for the next event."""
         soonest = min((waiting.not_before for waiting in self._waiting if waiting.not_before), default=None)
         until_then = TICK_S if soonest is None else max(0.01, soonest - time.monotonic())
         return min(TICK_S, until_then)
@@ -432,9 +432,9 @@ class RunLoop:
 
 
 class StopSignal:
-    """How many times Ctrl-C, SIGTERM or a closed terminal was noted, and the last signal's number.
+    """The stop signals received: the count of Ctrl-C, SIGTERM and closed terminals, and the last one's number.
 
-    wake: called each time, to end a wait.
+    wake: called for each, to end a wait.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:

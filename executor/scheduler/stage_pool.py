@@ -31,7 +31,7 @@ HEAVY = {
 
 @frozen
 class Reservation:
-    """What an attempt at a node holds. part: of it, what each of `launch.parts` takes of its host."""
+    """The resources held for an attempt at a node. demand: of the whole node. part: of each of `launch.parts`."""
 
     room: Free
     cores: SharedCores | None
@@ -40,7 +40,7 @@ class Reservation:
     part: Demand
 
     def give_back(self, *, was_used: bool) -> None:
-        """Release the room and the cores. was_used: by a stage, which has ended."""
+        """Release the room and the cores. was_used: whether a stage used them, and has ended."""
         self.room.give_back(self.demand, self.share)
         if self.cores is not None:
             self.cores.give_back(self.demand.cpus, was_used=was_used)
@@ -57,7 +57,7 @@ class StagePool:
         display: Display,
         call: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Make a pool without attempts. call: lets the loop's thread make a call."""
+        """Create a pool without attempts. call: runs a function in the loop's thread."""
         self.running: dict[str, Attempt] = {}
         self._useful: dict[str, int | None] = {}
         self._told: set[str] = set()  # the nodes that were said to wait for room, and descriptions of clusters
@@ -71,9 +71,10 @@ class StagePool:
         self._cores = SharedCores(self._backends.here.capacity().cpus)
 
     def reserve(self, node: GraphNode, digests: Mapping[str, str]) -> Reservation | None:
-        """Room for an attempt at a node, which `start` takes; None where the node waits for room.
+        """Reserve room for an attempt at a node, to be passed to `start`; None where the node must wait.
 
-        digests: those of the node's parents among others. Raises StageError where the node's cluster is gone.
+        digests: artifact digests by node id, including the parents'. Raises StageError where the node's cluster is
+        gone.
         """
         useful, capacity, room = self._useful_threads(node, digests), self._capacity(node), self._room(node)
         demand = capacity.demand(node, useful)
@@ -103,7 +104,7 @@ class StagePool:
         return self._free[backend]
 
     def _useful_threads(self, node: GraphNode, digests: Mapping[str, str]) -> int | None:
-        """The most that the op makes use of; computed once, since the node's inputs do not change."""
+        """The most threads that a node's op makes use of; computed once, as the node's inputs do not change."""
         if node.id not in self._useful:
             made = {parent: self._store.object_path(digests[parent]) for parent in node.parents}
             self._useful[node.id] = useful_threads(node, made)
@@ -120,9 +121,10 @@ class StagePool:
         on_running: Callable[[], None],
         on_end: Callable[[str, AttemptResult], None],
     ) -> None:
-        """All are called by the loop's thread: on_start with the node's id when a stage is about to start, on_running
-        when it has, on_end with the id when the attempt has ended, its lease and its part of the machine being free
-        again.
+        """Start an attempt at a node. The loop's thread calls the callbacks.
+
+        on_start: with the node's id, when a stage is about to start. on_running: when it has started. on_end: with the
+        id, when the attempt has ended and its lease and resources are free again.
         """
         node_id = task.node.id
         for text in self._backends.describe([task.node.launch]):
@@ -149,9 +151,9 @@ class StagePool:
         attempt.start()
 
     def prepare(self, node: GraphNode, digests: Mapping[str, str]) -> None:
-        """Start a worker for the node that is likely to start next, which imports its libraries while others run.
+        """Start a worker for the node that will probably start next; it imports libraries while other nodes run.
 
-        digests: those that are known so far. Beside op files of the user's, which may shadow libraries, none.
+        digests: those known so far. With op files of the user, which may shadow libraries, it imports none.
         """
         if node.launch.kind != "process" or node.launch.shard_workers > 1:
             return
@@ -178,7 +180,7 @@ class StagePool:
             attempt.kill()
 
     def close(self) -> None:
-        """End what still runs: nothing, unless the loop itself failed."""
+        """End all stages that still run; there are none unless the loop itself failed."""
         self.kill()
         self._backends.close()
         for attempt in self.running.values():

@@ -55,9 +55,10 @@ REPORTS = Metric | Progress | System | Info  # come while a stage runs; a node's
 
 @frozen
 class Snapshot:
-    """The inputs of a node when its stage starts: key parts, the sources that these were made from, and its data.
+    """The inputs of a node when its stage starts: key parts, source files, and data.
 
-    sources: by the path of each file that the key's code was read from; torn: files that changed since then.
+    sources: content of each file that the key's code was read from. torn: files that changed after they were read.
+    looks: states of the external data.
     """
 
     node: GraphNode
@@ -68,7 +69,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, store: Store, graph: Graph, node_id: str) -> Snapshot:
-        """The current code and data. Raises DataError or ConfigError if they cannot be read."""
+        """The current code and data of a node. Raises DataError or ConfigError if they cannot be read."""
         node, list_path = graph.nodes[node_id], cache(tree_of)
         keys_sources = Sources.now(store.external_memo, ExternalDigests(store.external_memo, list_path=list_path))
         parts = node_parts(graph, node_id, keys_sources)
@@ -83,9 +84,9 @@ class Snapshot:
         return write_sealed(path, {file: source.decode("latin-1") for file, source in self.sources.items()})
 
     def since(self, store: Store) -> tuple[KeyParts, tuple[str, ...]]:
-        """The key parts by the current data, of which only files written since then are read, and the names of these.
+        """The key parts for the current data, and the names of the files written since the snapshot. Raises DataError.
 
-        Raises DataError.
+        Only data that was written since then is read again.
         """
         list_path = cache(tree_of)
         looks = _looks(self.node, list_path)
@@ -133,12 +134,12 @@ class StageMeasures:
 
 @frozen(kw_only=True)
 class AttemptResult:
-    """How an attempt ended, and what it computed. stage: None where no stage ran.
+    """The result of an attempt at a node. stage: measurements; None where no stage ran.
 
-    done: digest and acceptance are those of the artifact; difference: how it differs from what the key gave before.
-    failed: of failure; log_tail: the last lines of the stage's log.
-    replan: nothing was committed, since the store has the key's artifact or code or data changed. parts: the current
-    key parts; changes: what changed; kept: path of the work folder.
+    status "done": digest and acceptance are the artifact's; difference: how it differs from the key's earlier artifact.
+    status "failed": failure, and log_tail, the last lines of the stage's log.
+    status "replan": nothing was committed, as the store has the artifact already, or code or data changed. parts: the
+    current key parts. changes: what changed. kept: path of the work folder.
     """
 
     status: Literal["done", "stopped", "failed", "replan"]
@@ -156,10 +157,12 @@ class AttemptResult:
 
 @frozen(kw_only=True)
 class Task:
-    """What one attempt at a node works on. key: by the key parts of the planner; lease: of the key, held; digests:
-    those of the node's parents; made: the artifacts that the run has so far, by node id; adopt: continue work that
-    older code began; verify_inputs: read all of the inputs before the stage does. run, attempt, goes_on_from: as the
-    record has them. The record's state belongs to the loop's thread, so only its paths are used here.
+    """The data of one attempt at a node.
+
+    key: from the planner's key parts. lease: held for this key. digests: the parents' artifacts. made: the run's
+    artifacts so far, by node id. adopt: continue work that older code began. verify_inputs: read all inputs before the
+    stage does. run, attempt, goes_on_from: as in the record. The record's state belongs to the loop's thread, so only
+    its paths are used here.
     """
 
     store: Store
@@ -190,7 +193,8 @@ class Task:
         return self.lease.path("code", ".json")
 
     def damaged_inputs(self, go_on: Callable[[], None]) -> str:
-        """What is wrong with the inputs, which are set aside so that their nodes run again; empty where nothing is.
+        """The damages of the node's inputs, as text; "" where there are none. Damaged artifacts are set aside to be
+        remade.
 
         go_on: called now and then, may raise.
         """
@@ -254,14 +258,15 @@ class Task:
         return seconds + max(reports, default=started) - started
 
     def check_space(self) -> None:
-        """Raises DiskFull where the stage would write more than is free."""
+        """Check that the stage has enough disk space. Raises DiskFull."""
         from executor.planning.preflight import check_space
 
         check_space(self.planner.graph, self.node.id, self.made, self.lease.work_dir)
 
     def _starts_fresh(self) -> bool:
-        """Whether the node starts with an empty work folder: it is forced, and neither this run nor the one that it
-        continues has started it.
+        """Whether the node starts with an empty work folder.
+
+        That is so for a forced node that neither this run nor the run that it continues has started.
         """
         last_run = self.lease.last_run
         was_started = self.attempt or (last_run and last_run == self.goes_on_from)
@@ -310,7 +315,7 @@ class Task:
         )
 
     def _check_files(self) -> None:
-        """Raises StageError where the stage wrote something, but not all files of its artifact type."""
+        """Check that a stage which wrote files wrote all that its artifact type requires. Raises StageError."""
         output, out = self.node.op.output, self.lease.out_dir
         missing = [name for name in output.required_files if not (out / name).is_file()]
         if missing and any(out.iterdir()):
@@ -320,7 +325,7 @@ class Task:
             )
 
     def commit(self, started: float, measures: StageMeasures, device: str, threads: int) -> AttemptResult:
-        """Make the artifact. started: seconds since 1970. Raises StageError, StoreError or OSError."""
+        """Commit the out_dir as an artifact. started: seconds since 1970. Raises StageError, StoreError or OSError."""
         node = self.node
         self.lease.wait_for_ranks()
         self._check_files()
@@ -364,7 +369,7 @@ class Task:
 
 
 def _neutral(fields: Mapping[str, ConfigField], config: Mapping[str, Any]) -> dict[str, Any]:
-    """The values outside the key, those in tables too."""
+    """The values of fields that do not enter the key, including those in tables."""
     found: dict[str, Any] = {}
     for name, field in fields.items():
         if field.neutral:

@@ -40,11 +40,11 @@ ENOUGH = 4  # reports that distinguish the first step from the others
 
 @frozen(kw_only=True)
 class NodeEstimate:
-    """What the full run of a node will take.
+    """The predicted needs of a node in the full run.
 
-    cached: the store holds it already, so the other values are zero. tried: seconds of the trial. disk: bytes in the
-    store at the end, those of checkpoints with it. memory, gpu_memory: peak bytes of the trial, its ranks together,
-    None where they were not measured; needed: bytes that a rank of the full run needs, as its op estimates.
+    cached: the store holds its artifact, so all else is zero. tried: seconds of the trial. disk: bytes in the store at
+    the end, checkpoints included. memory, gpu_memory: peak bytes of the trial's ranks together, None where not
+    measured. needed: bytes that a rank of the full run needs, as its op estimates.
     """
 
     cached: bool
@@ -61,7 +61,7 @@ class NodeEstimate:
 
 @frozen
 class Report:
-    """`done` of `total` at `time`."""
+    """A progress report: `done` of `total` units at `time`."""
 
     time: float
     done: int
@@ -69,7 +69,7 @@ class Report:
 
 
 def reports(events: Iterable[Event], node: str, attempt: int) -> list[Report]:
-    """The progress that one attempt of a node reported, from the events of its run."""
+    """The progress reports of one attempt at a node, from the run's events."""
     return [
         Report(event.time, event.body.done, event.body.total)
         for event in events
@@ -78,7 +78,7 @@ def reports(events: Iterable[Event], node: str, attempt: int) -> list[Report]:
 
 
 def series_of(reported: Sequence[Report]) -> list[list[Report]]:
-    """The reports cut where counting began again."""
+    """The progress reports, split into series where counting began anew."""
     series: list[list[Report]] = []
     for report in reported:
         if not series or report.done < series[-1][-1].done:
@@ -88,9 +88,9 @@ def series_of(reported: Sequence[Report]) -> list[list[Report]]:
 
 
 def full_time(started: float, ended: float, reported: Sequence[Report], growth: Growth) -> Spread:
-    """The time of the full run. Series without an amount of their own stay as they are.
+    """The time of the full run, from a trial's progress reports. Series that do not grow keep their time.
 
-    An amount without a series, of a stage that reported no progress, may be all of the time or nothing of it.
+    An amount without a series, from a stage that reported no progress, may account for all of the time or none of it.
     """
     series = series_of(reported)
     stays = max(0.0, ended - started)
@@ -107,10 +107,10 @@ def full_time(started: float, ended: float, reported: Sequence[Report], growth: 
 
 
 def _grown(begun: float, reported: Sequence[Report], amount: Amount) -> tuple[float, Spread]:
-    """(seconds of the trial that belong to the series, its time in the full run).
+    """The seconds of the trial that belong to a series of progress, and its time in the full run.
 
-    The lower bound is by the usual pace, the upper one by the mean: a checkpoint waits for the disk once in the trial,
-    and an unknown number of times in the full run. The extra time of the first step counts once: it compiles, and fills
+    The lower bound uses the usual pace, the upper one the mean: a checkpoint waits for the disk once in the trial, and
+    an unknown number of times in the full run. The extra time of the first step counts once, as it compiles and fills
     caches.
     """
     first, last = reported[0], reported[-1]
@@ -130,7 +130,7 @@ def _grown(begun: float, reported: Sequence[Report], amount: Amount) -> tuple[fl
 
 
 def _usual_pace(reported: Sequence[Report]) -> float:
-    """The median of the seconds for one, over all that was done."""
+    """The median seconds for one unit of work, weighted by the work done."""
     steps = [(after.time - before.time, after.done - before.done) for before, after in pairwise(reported)]
     paces = sorted((max(0.0, seconds) / count, count) for seconds, count in steps if count > 0)
     half = sum(count for _, count in paces) / 2
@@ -142,7 +142,7 @@ def _usual_pace(reported: Sequence[Report]) -> float:
 
 
 def print_estimates(nodes: Mapping[str, NodeEstimate], samples: int, free_disk: int, store: Path) -> None:
-    """The table, notes, sums, what does not fit, and what to type next."""
+    """Print the table of estimates, notes, sums, what does not fit, and the next command."""
     time = sum((node.time for node in nodes.values()), NOTHING)
     disk = sum(node.disk for node in nodes.values())
     rows = [(node_id, *_cells(node)) for node_id, node in nodes.items()]
@@ -182,7 +182,7 @@ def verdicts(
     machine: int,
     gpu: Callable[[], int | None],
 ) -> list[str]:
-    """Whether disk and memory suffice; a node's memory is the larger of what was measured and what its ranks hold."""
+    """Sentences on whether disk and memory suffice. A node needs the larger of measured and estimated memory."""
     fits = "fits" if disk <= free_disk else "DOES NOT FIT"
     lines = [f"disk: {shown_bytes(disk)}, and {shown_bytes(free_disk)} are free at {store}: {fits}"]
     on_gpu = {node_id: node for node_id, node in nodes.items() if node.device == "cuda"}
@@ -209,7 +209,7 @@ def _memory(name: str, needs: Mapping[str, int], size: int, has: str) -> list[st
 
 
 def shown_time(time: Spread) -> str:
-    """`about 12 min`, `2.1 to 3.4 h`; under 90 seconds in seconds."""
+    """A range of time as text: `about 12 min`, `2.1 to 3.4 h`; below 90 seconds in seconds."""
     if time.high <= max(ALIKE * time.low, time.low + 1):
         middle = (time.low + time.high) / 2
         size, unit = _unit(middle)

@@ -39,7 +39,7 @@ FEWEST = 3  # one sample for each of train, val and test
 
 @frozen
 class Measured:
-    """A node of the trial: its state in the run that computed it, its reports of progress, its artifact, its device."""
+    """A node of the trial: its state, progress reports, artifact and device, from the run that computed it."""
 
     state: NodeState
     reports: list[Report]
@@ -49,7 +49,7 @@ class Measured:
 
 
 def smoke_run(path: Path, graph: Graph, samples: int) -> int:
-    """The exit code: 0 where the small run succeeded, 1 where a node of it failed, 128 + a signal's number.
+    """Run a small trial of the graph. Returns 0 for success, 1 if a node failed, 128 + a signal's number if stopped.
 
     Raises PipelineError for too few samples.
     """
@@ -77,7 +77,7 @@ def smoke_run(path: Path, graph: Graph, samples: int) -> int:
 
 
 def _failure_text(session: Session, samples: int) -> str:
-    """Whether few samples may be why a node failed, and what to do."""
+    """A text on whether too few samples may have made a node fail, and what to do."""
     nodes = session.record.state.nodes
     artifacts = {
         node_id: session.store.object_path(state.digest) for node_id, state in nodes.items() if state.digest is not None
@@ -96,7 +96,7 @@ def _failure_text(session: Session, samples: int) -> str:
 
 
 def _without_smoke(session: Session) -> list[str]:
-    """The nodes of the user's own ops that will run with the values of the full run."""
+    """The nodes of user ops without a smoke hook, which run with the values of the full run."""
     own = user_ops(session.graph.op_files)
     return [
         node_id
@@ -106,7 +106,7 @@ def _without_smoke(session: Session) -> list[str]:
 
 
 def small_graph(graph: Graph, samples: int) -> Graph:
-    """The graph on a few samples, as its ops say how; tracked in its own store only."""
+    """The graph reduced to a few samples, as its ops say; tracked only in its own store."""
     nodes = {node_id: attrs.evolve(node, config=_small(node, samples)) for node_id, node in graph.nodes.items()}
     return attrs.evolve(graph, nodes=nodes, tracking_uri=None)
 
@@ -117,7 +117,7 @@ def _small(node: GraphNode, samples: int) -> Any:
 
 
 def estimates(store: Store, graph: Graph, session: Session) -> dict[str, NodeEstimate]:
-    """What the full run of each node will take, in the order of the data; session: the small run, which is done."""
+    """Predict the needs of each node in the full run, in the order of the data. session: the finished trial run."""
     made = cached_artifacts(store, make_planner(store, graph).plan())
     measured = {node_id: _measured(session, node_id) for node_id in graph.nodes}
     artifacts = {node_id: one.artifact for node_id, one in measured.items()}
@@ -139,9 +139,7 @@ def estimates(store: Store, graph: Graph, session: Session) -> dict[str, NodeEst
 
 
 def _measured(session: Session, node_id: str) -> Measured:
-    """The measurements of a node of the trial. Where the small run found it in its store, the run that computed it is
-    read.
-    """
+    """The measurements of a trial's node; for a cached node those of the run that computed it."""
     store, record = session.store, session.record
     state = record.state.nodes[node_id]
     name, digest = node_id, state.digest
@@ -163,7 +161,7 @@ def _measured(session: Session, node_id: str) -> Measured:
 
 
 def _growth_of_inputs(node: GraphNode, measured: Measured, growths: Mapping[str, Growth]) -> Growth:
-    """All of a node's work is assumed to grow as its largest input does."""
+    """The growth of a node whose op gives none: all work is assumed to grow like its largest input."""
     growth = max([1.0, *(growths[parent].output for parent in node.parents)])
     notes = (f"its op does not declare what grows: all of it is scaled, {growth:,.3g} times",) if growth > 1 else ()
     series = (Amount(1, growth, ""),) * max(1, len(series_of(measured.reports)))
@@ -191,8 +189,9 @@ def _estimate(node: GraphNode, measured: Measured, need: Estimate, growth: Growt
 
 @frozen
 class EmptiedSplit:
-    """A split that a node left empty. entered: samples of the split that reached the node; full: those of the whole
-    data, None where not counted.
+    """A split that a node left empty. entered: samples of the split that reached the node.
+
+    full: those of the whole data, None where not counted.
     """
 
     node: str
@@ -206,7 +205,7 @@ class EmptiedSplit:
 
 
 def emptied_splits(graph: Graph, artifacts: Mapping[str, Path], failed: str) -> list[EmptiedSplit]:
-    """Splits that nodes above the failed one emptied; artifacts: of the nodes that are done."""
+    """The splits that nodes above the failed one left empty. artifacts: of the finished nodes."""
     counting = (Samples, ImageSamples, TokenShards)
     above = set(graph.up_to([failed]).nodes) - {failed}
     kept: dict[str, Mapping[str, int]] = {}

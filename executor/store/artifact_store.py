@@ -48,10 +48,10 @@ PROJECT_MARKS = ("pyproject.toml", ".git")
 
 
 def store_path(given: str | None, pipeline_file: Path | None) -> Path:
-    """The folder of the store: --store, else DFLOW_STORE, else runs/ in the project root.
+    """The store's folder: `given` (--store), else DFLOW_STORE, else runs/ in the project's root.
 
-    The project root is the nearest folder above the pipeline file (without one, above the working directory) that holds
-    a pyproject.toml or .git, else that folder itself.
+    The root is the nearest folder with a pyproject.toml or .git at or above the pipeline file, else that file's own
+    folder. Without a file the search starts at the working directory.
     """
     named = given or os.environ.get("DFLOW_STORE")
     if named:
@@ -64,12 +64,12 @@ def store_path(given: str | None, pipeline_file: Path | None) -> Path:
 
 
 def _without_dots(path: Path) -> Path:
-    """A folder without "..", which after a link does not lead to the folder above."""
+    """A folder's path without "..", resolved as the file system does, since ".." after a link leads elsewhere."""
     return path.resolve() if ".." in path.parts else path
 
 
 class Store:
-    """A store on disk. `Store.open` for reading works even without one: it is then empty."""
+    """A store on disk. `Store.open` for reading works without a store: it is then empty."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,8 +79,10 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, *, write: bool) -> Store:
-        """Raises StoreError if the store is newer than this program, cannot be written, or has no working locks; also
-        where one of its folders is a link, since its target does not belong to the store.
+        """Open a store. write: also for writing.
+
+        Raises StoreError if the store is newer than this program, cannot be written, or has no working locks. It does
+        so too where one of its folders is a link, whose target does not belong to the store.
         """
         refuse_links(
             (path / name for name in NO_LINKS),
@@ -98,15 +100,15 @@ class Store:
 
     @cached_property
     def memos(self) -> Path | None:
-        """The folder of memos: in the user's cache, so that others who can write to the store cannot forge them.
+        """The folder for cached digests of this store, in the user's own cache; None where there is no such cache.
 
-        None if there is no such cache.
+        Others who can write to the store cannot forge them there.
         """
         return user_cache("stores", hashlib.sha256(os.fsencode(self.path.resolve())).hexdigest()[:16])
 
     @property
     def external_memo(self) -> Path | None:
-        """The memo of digests of external inputs."""
+        """The memo file for digests of external inputs; None without a cache folder."""
         return self.memos / "external.jsonl" if self.memos is not None else None
 
     def object_path(self, digest: str) -> Path:
@@ -130,7 +132,7 @@ class Store:
         return files is not None and _is_intact(folder, files)
 
     def files(self, digest: str) -> list[str]:
-        """Names of all files in the artifact's folder, also of those that its manifest lacks, and of links."""
+        """The names of all files in an artifact's folder, including links and files that its manifest does not list."""
         folder = self.object_path(digest)
         found = (Path(here, name) for here, folders, names in os.walk(folder) for name in (*folders, *names))
         return [path.relative_to(folder).as_posix() for path in found if path.is_symlink() or not path.is_dir()]
@@ -140,7 +142,9 @@ class Store:
         self._intact.discard(digest)
 
     def altered(self, digest: str) -> list[str]:
-        """Names of the artifact's files that are missing or altered, by reading them; a missing manifest counts."""
+        """The names of the artifact's files that are missing or altered, found by reading; a missing
+        manifest counts.
+        """
         files = committed_files(self.object_path(digest))
         return [MANIFEST] if files is None else altered_files(self.object_path(digest), files)
 
@@ -155,7 +159,7 @@ class Store:
         return lines[-1] if lines else None
 
     def computed_key(self, run: str | None, key: str | None) -> str | None:
-        """The key for which a run computed this key's artifact: another one if the artifact was accepted."""
+        """The key under which a run computed this key's artifact; another key if the artifact was accepted."""
         seen: set[str] = set()
         while run is not None and key is not None and key not in seen:
             seen.add(key)
@@ -164,7 +168,7 @@ class Store:
         return key
 
     def accept(self, key: str, line: IndexLine) -> None:
-        """Enter an artifact that was computed for another key into the index of this one."""
+        """Add an index line by which an artifact computed for another key is valid for this one."""
         with shared_gc_lock(self.path):
             self._append(key, line)
 
@@ -172,10 +176,10 @@ class Store:
         return Lease(self.path / "work" / key, run_id)
 
     def commit(self, lease: Lease, manifest: Manifest, line: IndexLine) -> str:
-        """Turn a finished stage's out_dir into an artifact and return its digest; the work folder stays.
+        """Turn a finished stage's out_dir into an artifact, and return its digest; the work folder stays.
 
-        The manifest gets the lease, the files and the digest, the index line the digest and the time. Raises StageError
-        if the op wrote nothing or left links, LeaseLost if the lease is gone.
+        Lease, files and digest are added to the manifest; digest and time to the index line. Raises StageError if the
+        op wrote nothing or left links, and LeaseLost if the lease is gone.
         """
         lease.wait_for_ranks()
         lease.check()
@@ -201,9 +205,9 @@ class Store:
         return digest
 
     def place(self, sealed: Path, key: str, entry: IndexLine) -> None:
-        """Make a folder, whose files and manifest are on disk, the artifact of a key: a rename, then the index line.
+        """Make a folder the artifact of a key, by a rename and an index line.
 
-        The files were read just now.
+        Its files and manifest are already on disk, and were read just now.
         """
         fail_point("commit:placing")
         with shared_gc_lock(self.path):
@@ -244,8 +248,8 @@ class Store:
         fail_point("commit:indexed")
 
     def _place(self, out: Path, digest: str) -> None:
-        """Rename a sealed out_dir into objects/, and remember its stamps. If the same content exists already, that is
-        kept.
+        """Rename a finished out_dir into objects/, and remember the stamps of its files; equal content there is kept
+        instead.
         """
         target = self.object_path(digest)
         with clear_errors(target):
@@ -300,7 +304,7 @@ class Store:
 
 
 def _seal(out: Path, manifest: Manifest, go_on: Callable[[], None]) -> str:
-    """Bring out_dir to disk with its manifest, and return its digest."""
+    """Sync out_dir with its manifest to disk, and return its digest."""
     files = seal_artifact_files(out, go_on)
     if not files:
         raise StageError("the op wrote nothing to stage.out_dir, so there is no artifact")
@@ -339,7 +343,7 @@ def _version(path: Path) -> Any:
 
 
 def _store_mistake(path: Path) -> str:
-    """What is wrong with a folder that has no file `format`; empty where it may become a store."""
+    """A text on why a folder without a `format` file cannot become a store; empty if it can."""
     if (path / "objects").exists():
         return f"{path}: the store has no file `format`; it was damaged, or it is not a store of dflow"
     others = path.iterdir() if path.is_dir() else ()
@@ -349,7 +353,7 @@ def _store_mistake(path: Path) -> str:
 
 
 def _check_locks(path: Path) -> None:
-    """Raises StoreError where flock is missing or does not keep a second holder out."""
+    """Check that flock works and keeps a second holder out. Raises StoreError."""
     # The second by the first: another process that makes the store may replace the file in between.
     with (path / "format").open("r+b") as first, Path(f"/proc/self/fd/{first.fileno()}").open("r+b") as second:
         try:

@@ -34,7 +34,7 @@ class PendingCommit:
     line: IndexLine
 
     def write(self, folder: Path) -> None:
-        """Leave the note in a work folder."""
+        """Write the note of a pending commit into a work folder."""
         note = {
             "out": self.out.name,
             "boot": boot_id(),
@@ -46,8 +46,9 @@ class PendingCommit:
 
     @classmethod
     def read(cls, folder: Path, key: str) -> PendingCommit | None:
-        """Read the note in a work folder; None if there is no valid note. Files that an interrupted commit added are
-        removed.
+        """Read the note of a pending commit in a work folder; None without a valid one.
+
+        Files that an interrupted commit added are removed.
         """
         note = read_object(folder / NOTE) or {}
         if note.get("boot") != boot_id():
@@ -70,7 +71,9 @@ class PendingCommit:
 
 
 def _files(out: Path) -> dict[str, list[int]]:
-    """Size, time and inode of each file, links not followed; sealing changes none of them."""
+    """Size, modification time and inode of each file below a folder; links are not followed. Sealing changes none of
+    them.
+    """
     found = {}
     for here, _, names in os.walk(out):
         for name in names:

@@ -40,9 +40,10 @@ def artifact_digest(files: Mapping[str, FileEntry]) -> str:
 
 
 def seal_artifact_files(folder: Path, go_on: Callable[[], None] = lambda: None) -> dict[str, FileEntry]:
-    """Every file under an out_dir by relative name, made read-only; all but the folder itself is brought to disk.
+    """Make every file below an out_dir read-only, sync it to disk, and return entries by relative name.
 
-    go_on is called now and then, and may end it by an error. Raises StageError for links and the like.
+    The folder itself is not synced. go_on: called now and then; it may end the work by an error. Raises StageError for
+    links and other special files.
     """
     files = {}
     for here, _, _ in os.walk(folder, topdown=False):

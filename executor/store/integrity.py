@@ -56,12 +56,11 @@ def check(
     progress: Progress = lambda size: None,
     on_unread: Callable[[str], None] = lambda name: None,
 ) -> dict[str, list[Finding]]:
-    """The files that are not as they were committed, by the digest of each damaged artifact.
+    """The damaged files of artifacts, by digest.
 
-    Files whose stamp is known from an earlier check are not read again.
-
-    read_all: read every file. sizes_only: read only the manifests. on_unread: called with the name of each file that
-    is not read again. Raises StoreError if a file may not be read.
+    Files that are unchanged since an earlier check are not read again. read_all: read every file. sizes_only: read only
+    the manifests. on_unread: called with the name of each file that is not read again. Raises StoreError if a file may
+    not be read.
     """
     known = {} if read_all else _known_stamps(store)
     found = {}
@@ -74,7 +73,7 @@ def check(
 
 
 def artifact_digests(store: Store) -> list[str]:
-    """The digests of all artifacts in the store."""
+    """The digests of all artifacts in the store, sorted."""
     folder = store.path / "objects"
     return sorted(path.name for path in folder.iterdir() if DIGEST.fullmatch(path.name)) if folder.is_dir() else []
 
@@ -96,7 +95,7 @@ def set_aside(store: Store, digests: Iterable[str]) -> None:
 
 
 class _Artifact:
-    """One check of one artifact. verified: stamps of the files that were read and found intact."""
+    """The check of one artifact. verified: stamps of files that were read and found intact."""
 
     def __init__(
         self,
@@ -130,7 +129,7 @@ class _Artifact:
         return Finding(WORDS[what], File(shown_digest(self._digest), name), code=what)
 
     def _files(self) -> dict[str, FileEntry] | Finding:
-        """The files by the manifest, which must be those of the digest."""
+        """The files that the manifest lists, or a finding if the manifest does not match the digest."""
         if self._folder.is_symlink():
             return self._damage("its folder", "link")
         if (self._folder / MANIFEST).is_symlink():
@@ -211,9 +210,10 @@ def _append(store: Store, digest: str, stamps: Mapping[str, Stamp]) -> None:
 def check_before_use(
     store: Store, digests: Iterable[str], *, read_all: bool, progress: Progress
 ) -> dict[str, list[Finding]]:
-    """The damages of these artifacts; damaged ones are set aside. read_all: read every file, whatever is known of it.
+    """Check artifacts before they are read, and set damaged ones aside. Returns the damages by digest.
 
-    Raises StoreError where a file may not be read, or a damaged artifact cannot be set aside.
+    read_all: read every file, even if it is known to be intact. Raises StoreError where a file may not be read, or a
+    damaged artifact cannot be set aside.
     """
     seen = SeenStamps(store.memos)
     known = seen.newest()
@@ -234,7 +234,7 @@ def check_before_use(
 
 
 def _stamps(store: Store, digest: str, manifest: Manifest | None) -> str | None:
-    """The stamps of an artifact's files; None where a file is missing, or is no plain file."""
+    """A hash of the stamps of an artifact's files; None where one is missing, or no regular file."""
     try:
         return None if manifest is None else stamps_of(store.object_path(digest), manifest.files)
     except OSError:

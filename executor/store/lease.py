@@ -52,7 +52,7 @@ POLL_S = 0.1
 
 @frozen(kw_only=True)
 class Holder:
-    """The content of a lease file; of an empty or half written one, the defaults."""
+    """The content of a lease file; the defaults for an empty or half written one."""
 
     token: int = 0
     id: str = ""
@@ -68,7 +68,7 @@ class Holder:
 
     @classmethod
     def read(cls, folder: Path) -> Holder:
-        """The last holder of a work folder."""
+        """Read the last holder of a work folder."""
         try:
             with open_plain(folder / "lease") as file:
                 return cls.of(file.read())
@@ -79,7 +79,7 @@ class Holder:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether a process of another host had the lease and did not release it."""
+        """Whether a process on another host holds the lease, or ended without releasing it."""
         return self.host not in ("", os.uname().nodename) and not self.released
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ _CHECKS: Mapping[str, Check] = {
 
 
 class Lease:
-    """The lease on the work folder of one key; a context manager that gives it back."""
+    """The lease on the work folder of one key, which only one process can hold; leaving its context releases it."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
         self.folder = folder
@@ -118,9 +118,9 @@ class Lease:
         return self.folder / f"{kind}-{self.token}-{self.id[:8]}{suffix}"
 
     def try_acquire(self) -> bool:
-        """Take the lease; False if another process holds it.
+        """Take the lease; False if another process of this host holds it.
 
-        Raises LeaseLost if a process of another host had it and did not release it: whether that process still runs
+        Raises LeaseLost if a process of another host took it and never released it: whether that process still runs
         cannot be known here.
         """
         with clear_errors(self.folder):
@@ -130,12 +130,12 @@ class Lease:
             return self._try_acquire()
 
     def holder_text(self) -> str:
-        """The holder by the lease file; empty if the file names none."""
+        """The holder in the lease file, as text; empty if the file names none."""
         holder = Holder.read(self.folder)
         return f"{holder} works on it" if holder.host else ""
 
     def acquire(self, on_wait: Callable[[str], None]) -> None:
-        """Wait for the lease. `on_wait` gets one line about the holder."""
+        """Wait until the lease is free, and take it. on_wait: called with one line about the holder."""
         is_reported = False
         while not self.try_acquire():
             if not is_reported and (holder := self.holder_text()):
@@ -168,7 +168,7 @@ class Lease:
         self._given_up.set()
 
     def go_on(self) -> None:
-        """Called by long work. Raises StopRequested if the lease was given up."""
+        """Raise StopRequested if the lease was given up. Called now and then by long work."""
         if self._given_up.is_set():
             raise StopRequested(f"{self.folder}: the run was stopped; the next one continues here")
 
@@ -205,7 +205,7 @@ class Lease:
         return None
 
     def check(self) -> None:
-        """Raises LeaseLost unless the folder is still the leased one, with this holder's token and id."""
+        """Check that the folder is still the leased one, with this holder's token and id. Raises LeaseLost."""
         if self._descriptor is None or not _same_file(self._descriptor, self.folder / "lease"):
             raise LeaseLost(f"{self.folder}: the work folder was removed or replaced while the stage ran")
         holder = self._holder()
@@ -247,7 +247,7 @@ class Lease:
         return kept
 
     def release(self) -> None:
-        """Release the lock, which counts on this machine, and note that in the lease file for other hosts."""
+        """Release the lease's lock, which works on this machine only, and note that in the file for other hosts."""
         if self._descriptor is None:
             return
         with suppress(StoreError):
@@ -276,7 +276,7 @@ class Lease:
         return True
 
     def _try_acquire_quietly(self) -> bool:
-        """False also if another host has the lease or a process of an earlier attempt is alive."""
+        """Take the lease; False if another process or host has it, or a process of an earlier attempt is alive."""
         try:
             if not self._try_acquire():
                 return False
@@ -286,7 +286,7 @@ class Lease:
         return True
 
     def _open_locked(self) -> int | None:
-        """A locked descriptor of the current lease file, or None if another process holds it.
+        """Open and lock the current lease file; returns the descriptor, or None if another process holds it.
 
         Raises StoreError where something else is in its place.
         """
@@ -322,7 +322,7 @@ class Lease:
             self._descriptor = None
 
     def _holder(self) -> Holder:
-        """The holder whose name stands in the locked file."""
+        """Read the holder in the locked lease file."""
         assert self._descriptor is not None
         return Holder.of(os.pread(self._descriptor, 65536, 0))
 
@@ -361,7 +361,7 @@ def written_from_elsewhere(folder: Path) -> bool:
 
 
 def current_holder(folder: Path) -> str:
-    """The holder of a work folder, without taking its lease; empty if there is none."""
+    """The holder of a work folder, as text, found without taking the lease; "" if there is none."""
     lease = Lease(folder, "")
     if any(_is_locked(folder / name) for name in KEPT):
         return lease.holder_text() or "a process works on it"

@@ -77,7 +77,9 @@ class Manifest:
 
     @classmethod
     def checked(cls, data: Any) -> Manifest:
-        """Keys that only a newer dflow knows are ignored. Raises StructureError if it is not a manifest."""
+        """The manifest in a JSON object; keys of a newer dflow are ignored. Raises StructureError for an
+        invalid one.
+        """
         if not isinstance(data, dict):
             return structure(cls, data)
         known = known_fields(cls, data)
@@ -86,26 +88,25 @@ class Manifest:
         return structure(cls, known)
 
     def write(self, folder: Path) -> None:
-        """Durably."""
+        """Write the manifest into a folder, and sync it to disk."""
         write_json(folder / MANIFEST, unstructure(self), durable=True)
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The bytes of all files together."""
         return sum(entry.size for entry in self.files.values())
 
 
 def committed_files(folder: Path) -> dict[str, FileEntry] | None:
-    """The files that an artifact's manifest names; None if there is no manifest.
+    """The files that an artifact's manifest lists; None without a manifest, or if the folder is a link.
 
-    The target of a link is no artifact. Read without a converter, since a run in which nothing runs reads it for every
-    node.
+    It uses no converter for speed: it is read for every node, even in a run in which nothing runs.
     """
     return file_entries(read_object(folder / MANIFEST)) if is_folder(folder) else None
 
 
 def file_entries(data: Any) -> dict[str, FileEntry] | None:
-    """The files of a manifest's JSON; None if it is not a manifest. Faster than a converter."""
+    """The files listed in a manifest's JSON; None if it is no manifest. Faster than a converter."""
     try:
         files = {name: FileEntry(entry["size"], entry["sha256"]) for name, entry in data["files"].items()}
     except (KeyError, TypeError, AttributeError):
@@ -122,11 +123,12 @@ PULLED = "pulled"  # the acceptance of a line whose artifact another store compu
 
 @frozen
 class IndexLine:
-    """A run computed `digest` for the key; empty, as the time, before the commit.
+    """A line of the index: the artifact `digest` was computed for a key by a run. digest, time: empty before the
+    commit.
 
-    acceptance: "computed", "forced" by --from, "pulled" from `source`, a URL, or "accepted": `user` declared, for
-    `reason`, that what was computed for accepted_key holds for this key too, of which only the code differs.
-    without_code: the key for any code.
+    acceptance: "computed"; "forced" by --from; "pulled" from `source`, a URL; or "accepted", if `user` declared for
+    `reason` that the artifact of accepted_key, which differs by code only, is valid for this key. without_code: the key
+    with the code left out.
     """
 
     digest: str
@@ -142,20 +144,17 @@ class IndexLine:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> IndexLine | None:
-        """What this version of dflow knows of a line: a newer one may have written more, an older one less.
-
-        None for a line that no dflow writes.
-        """
+        """The index line in a JSON object, without fields of a newer dflow; None for a line that no dflow writes."""
         is_line = line.keys() >= NEEDS and fit(CHECKS, line)
         return cls(**known_fields(cls, line)) if is_line else None
 
     @property
     def is_pulled(self) -> bool:
-        """Whether another store computed the artifact. A line that was accepted there has a source."""
+        """Whether another store computed the artifact; lines accepted in that store name a source too."""
         return self.acceptance == PULLED or bool(self.source)
 
     def to_json(self) -> dict[str, Any]:
-        """The line, without texts that are empty."""
+        """The line as JSON, without empty texts."""
         return {name: value for name, value in attrs.asdict(self).items() if value != ""}
 
 
@@ -173,7 +172,10 @@ FOLDER = "outside_digest"
 
 
 def keep_own_files(record: Path, key: str, out: Path) -> None:
-    """Copy those of a sealed out_dir into a run's record, replacing those of an earlier attempt."""
+    """Copy the files outside the digest (measurements) of a finished out_dir into the run's record.
+
+    They replace those of an earlier attempt.
+    """
     if not is_folder(record):
         return
     kept = record / FOLDER / key
@@ -187,10 +189,10 @@ def keep_own_files(record: Path, key: str, out: Path) -> None:
 
 
 def own_files(records: Path, run: str | None, key: str | None, folder: Path) -> dict[str, Path]:
-    """The files of a run by name; folder: that of the artifact.
+    """A run's own measurement files of an artifact, by name. folder: the artifact's folder.
 
-    They are in the artifact if the store kept this run's or the run is not known, else in the run's record. Those of
-    another run are never used.
+    They are in the artifact if this run made it or no run is given, else in the run's record. Files of another run are
+    never used.
     """
     in_artifact = _files_in(folder)
     manifest = Manifest.of(folder)
@@ -203,7 +205,7 @@ def own_files(records: Path, run: str | None, key: str | None, folder: Path) -> 
 
 
 def with_own_files(own: Mapping[str, Path], folder: Path, view: Path) -> Path:
-    """A folder with an artifact and a run's own files: that of the artifact, else `view`, made of links."""
+    """A folder that shows an artifact with a run's own files: the artifact's folder, or else `view`, made of links."""
     if own == _files_in(folder):
         return folder
     folder = folder.absolute()
@@ -220,5 +222,5 @@ def with_own_files(own: Mapping[str, Path], folder: Path, view: Path) -> Path:
 
 
 def _files_in(folder: Path, below: Path | None = None) -> dict[str, Path]:
-    """The files outside the digest that no link leads to, on the way from `below` on."""
+    """The files outside the digest in a folder, by name, without links. below: where the check for links starts."""
     return {name: folder / name for name in OUTSIDE_DIGEST if is_plain(folder / name, below or folder)}

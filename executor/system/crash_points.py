@@ -58,7 +58,7 @@ _passed: dict[str, int] = {}
 
 
 def fail_point(name: str) -> None:
-    """Does nothing unless DFLOW_FAIL_AT names this place."""
+    """Kill this process, or send it the signal set for tests, if DFLOW_FAIL_AT names this place; else do nothing."""
     setting = os.environ.get(FAIL_AT)
     if setting is None:
         return

@@ -26,7 +26,7 @@ POLL_S = 0.02
 
 
 def take(descriptor: int, kind: int) -> bool:
-    """Take a lock; returns whether that succeeded. Retries for a moment, since `is_held` elsewhere locks too."""
+    """Take a lock, and return whether that succeeded. Retries briefly, since `is_held` elsewhere locks too."""
     deadline = time.monotonic() + TAKE_WITHIN_S
     while True:
         try:
@@ -57,7 +57,7 @@ def is_held(lock: Path, *, exclusive: bool = True) -> bool:
 
 
 def is_exclusive(first: IO[bytes], second: IO[bytes]) -> bool:
-    """Whether a lock on a file that is open twice is exclusive. Raises OSError where locks are not supported."""
+    """Whether file locks work: a lock through one descriptor must exclude the other. Raises OSError if unsupported."""
     try:
         fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,7 +14,7 @@ NO_GPU = 'launch.device is "cuda", but torch finds no GPU here; use "auto" or "c
 
 
 def boot_id() -> str:
-    """The id of this machine since it started; containers on it have the same."""
+    """The id of this machine's current boot; containers on the machine share it."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -30,7 +30,7 @@ def machine_memory() -> int:
 
 @functools.cache
 def nvml() -> ModuleType | None:
-    """NVIDIA's management library, initialised; None without a driver; not imported without a device."""
+    """NVIDIA's management library, initialised; None without a driver. It is not imported without a device."""
     if not any(driver.exists() for driver in DRIVERS):
         return None
     import pynvml
@@ -55,8 +55,9 @@ def gpu_indices() -> tuple[str, ...]:
 
 
 def may_have_gpu() -> bool:
-    """Whether torch may find a GPU, also one that NVML does not list: False where this machine has no device of one, or
-    the installed torch is built for CPUs. Loads no torch.
+    """Whether torch might find a GPU, even one that NVML does not list. Loads no torch.
+
+    False where this machine has no GPU device, or the installed torch is built for CPUs.
     """
     from importlib import metadata  # slow
 

@@ -45,13 +45,13 @@ STORE_OPTION: list[str] = []  # --store DIR, where commands would not find the s
 
 
 def print_lines(text: str, *, error: bool = False) -> None:
-    """Print text; the rest is dropped where the reader is gone."""
+    """Print text; if the reader is gone, the rest is dropped."""
     stream = sys.stderr if error else sys.stdout
     write_on(stream, f"{as_typed(printable(text))}\n")
 
 
 def print_json(value: Any, *, ascii_only: bool = True) -> None:
-    """Print strict JSON: null for numbers that are not finite."""
+    """Print a value as strict JSON, with null for numbers that are not finite."""
     text = json.dumps(finite(value), indent=1, ensure_ascii=ascii_only, allow_nan=False)
     write_on(sys.stdout, CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
@@ -71,14 +71,14 @@ def printable(text: str) -> str:
 
 
 def name_store(path: Path, default: Path) -> None:
-    """Let commands in texts for the user name the store in `path` from now on, unless they take it anyway."""
+    """Set the store that printed commands name from now on; none if they would use `path` by default."""
     here = Path.cwd()
     shown = path.relative_to(here) if path.is_relative_to(here) else path
     STORE_OPTION[:] = [] if path == default else [f"--store {shlex.quote(str(shown))}"]
 
 
 def as_typed(text: str) -> str:
-    """The text with each of dflow's commands in it as the user has to type it: with the store that it is about."""
+    """The text with dflow's commands as the user has to type them, with --store where necessary."""
     return COMMAND.sub(lambda found: " ".join([found[0], *STORE_OPTION]), text) if STORE_OPTION else text
 
 
@@ -89,23 +89,23 @@ def one_line(text: str, length: int) -> str:
 
 
 def indented(text: str) -> str:
-    """The text with all further lines indented, so that none of them looks like a line of dflow."""
+    """The text with every further line indented, so that none of them looks like a line of dflow itself."""
     first, *others = text.splitlines() or [""]
     return "\n".join([first, *(line if line[:1].isspace() else f"    {line}" for line in others)])
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 artifact`, `4 artifacts`."""
+    """A number with its noun: `1 artifact`, `4 artifacts`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def moment(at: float) -> str:
-    """A time in seconds since 1970 as a date and a time of day."""
+    """A time in seconds since 1970, as text with date and time of day."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
 
 
 def shown_duration(seconds: float) -> str:
-    """`0.4 s`, `3 min 12 s`, `2 h 5 min`."""
+    """A duration as text: `0.4 s`, `3 min 12 s`, `2 h 5 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -120,7 +120,7 @@ def shown_digest(digest: str | None) -> str:
 
 
 def write_on(stream: IO[AnyStr], text: AnyStr) -> None:
-    """Write and flush; after the first error, further output of the stream is discarded."""
+    """Write text and flush; after the first error, all further output to the stream is discarded."""
     try:
         stream.write(text)
         stream.flush()
@@ -132,7 +132,7 @@ def write_on(stream: IO[AnyStr], text: AnyStr) -> None:
 
 
 class Enduring:
-    """A stream for libraries that write to it themselves: a closed terminal does not make them fail."""
+    """A stream for libraries that write to it themselves; it ignores a closed terminal instead of failing."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -153,8 +153,9 @@ class Enduring:
 
 
 def prepare_streams() -> None:
-    """Make streams accept any text. Descriptors that were closed at start are sent to the null device: else the next
-    file that is opened would get their number.
+    """Prepare the standard streams: they accept any text, and closed descriptors lead to the null device.
+
+    Otherwise the next opened file would get a closed descriptor's number.
     """
     for number in range(3):
         try:
@@ -173,7 +174,7 @@ def prepare_streams() -> None:
 
 
 def output_errors_text() -> str:
-    """Which streams could not be written, though their readers exist; empty where none."""
+    """A text that names each output stream that could not be written although its reader exists; "" for none."""
     return "; ".join(f"{NAMES[number]} cannot be written: {why}" for number, why in OUTPUT_ERRORS.items())
 
 
@@ -185,7 +186,7 @@ def _discard(number: int) -> None:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], right: Container[str] = ()) -> str:
-    """A table; columns named in `right` are aligned there. On a terminal the last column is folded to its width."""
+    """A text table. right: names of columns aligned right. On a terminal the last column is folded to fit."""
     table = [tuple(header), *map(tuple, rows)]
     widths = [max(len(row[place]) for row in table) for place in range(len(header))]
     margin = sum(widths[:-1]) + len(GAP) * (len(header) - 1)
@@ -208,14 +209,14 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]], right: Contain
 
 
 class Unrepeated:
-    """Filters the progress lines of one task for logs and pipes."""
+    """A filter for the progress lines of one task in logs and pipes: equal lines are rarely repeated."""
 
     def __init__(self) -> None:
         self._last = ""
         self._shown_at = 0.0
 
     def line(self, text: str) -> str:
-        """The text where it differs from the last one; once a minute with the time where it does not; else empty."""
+        """The text to print: itself where it changed, once a minute with the time where it did not, else ""."""
         now = time.monotonic()
         is_same = text == self._last
         if is_same and now - self._shown_at < UNCHANGED_S:
@@ -230,7 +231,7 @@ TAIL_BYTES = 65536
 
 
 def last_lines(log: Path, start: int) -> tuple[str, ...]:
-    """The last lines from byte `start` on, without trailing empty ones."""
+    """The last lines of a log from byte `start` on, without empty ones at the end."""
     with clear_errors(log), log.open("rb") as file:
         first = max(start, file.seek(0, 2) - TAIL_BYTES)
         file.seek(first)

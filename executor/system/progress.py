@@ -26,7 +26,7 @@ PLAIN_S = 10.0
 
 
 class _LiveLine:
-    """A context manager; `_bar` is a live line on a terminal, None elsewhere."""
+    """A context that may show a live progress line; `_bar` is None where there is no terminal."""
 
     def __init__(self, columns: Sequence[ProgressColumn], console: Console, what: str, total: int | None) -> None:
         self._lines = Unrepeated()
@@ -42,7 +42,7 @@ class _LiveLine:
 
 
 class BytesDone(_LiveLine):
-    """`advance` adds the bytes done since the last call."""
+    """A progress line for bytes; call `advance` with the bytes done since the last call."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what = what
@@ -68,7 +68,7 @@ class BytesDone(_LiveLine):
 
 
 class Activity(_LiveLine):
-    """`status` shows the current step on standard error, and `show` prints a result."""
+    """A progress line for steps: `status` shows the current step on stderr, `show` prints a result."""
 
     def __init__(self, console: Console | None = None) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
@@ -82,7 +82,7 @@ class Activity(_LiveLine):
             print_lines(line, error=True)
 
     def show(self, text: str) -> None:
-        """Print a result; the live line is hidden meanwhile, since both may be on one terminal."""
+        """Print a result above the live progress line, which is hidden while it prints."""
         is_shown = self._bar is not None and self._bar.live.is_started
         if self._bar is not None:
             self._bar.stop()

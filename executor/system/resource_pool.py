@@ -20,7 +20,7 @@ REMEDY = "request less, or run it on a larger machine; [machine] limits what a r
 
 @frozen
 class Share:
-    """A node's share of the machine. threads: of each rank; gpus: the devices it sees, None for all of them."""
+    """The part of the machine that a node gets. threads: per rank. gpus: the devices it sees, None for all."""
 
     threads: int
     gpus: tuple[str, ...] | None = None
@@ -28,7 +28,7 @@ class Share:
 
 @frozen
 class Demand:
-    """What a node uses while it runs. gpus: None for a node that reserves none and sees all."""
+    """The resources that a node uses while it runs. gpus: None for a node that reserves none and sees all."""
 
     cpus: int
     memory: int = 0
@@ -40,10 +40,10 @@ class Demand:
 
 @frozen
 class Capacity:
-    """What the nodes of a run may use together. gpus: names of devices as in CUDA_VISIBLE_DEVICES.
+    """The resources that the nodes of a run may use together. gpus: device names as in CUDA_VISIBLE_DEVICES.
 
-    takes_none: `[machine]` gives the run no GPU, so its nodes see none. Else, where gpus is empty, they see what
-    CUDA finds without a driver that lists them.
+    takes_none: `[machine]` gives the run no GPU, so nodes see none. Otherwise, if gpus is empty, nodes see what CUDA
+    finds without a driver that lists devices.
     """
 
     cpus: int
@@ -60,11 +60,10 @@ class Capacity:
         return Demand(part.cpus * parts, part.memory * parts, None if part.gpus is None else part.gpus * parts)
 
     def part(self, node: GraphNode, useful: int | None = None) -> Demand:
-        """The resources of a part of a node, which is on one host.
+        """The resources of one part of a node; a part runs on one host.
 
-        CPUs: those of its threads where limited, else all of the host: heavy nodes run one at a time.
-
-        useful: the most threads of a process that its op can use, None for no limit.
+        CPUs: its threads where they are limited, else all of the host: heavy nodes run one at a time. useful: the most
+        threads of a process that its op can use, None for no limit.
         """
         launch = node.launch
         limited = (launch.threads or useful or 0) * launch.processes_of_part
@@ -77,7 +76,7 @@ class Capacity:
 
     @classmethod
     def of_this_machine(cls, machine: Machine) -> Capacity:
-        """This machine's resources, or those in `[machine]`, which may declare more CPUs or memory than exist."""
+        """The resources of this machine, or those in `[machine]`, which may declare more CPUs or memory than exist."""
         gpus = devices()
         return cls(
             machine.cpus or len(os.sched_getaffinity(0)),
@@ -87,7 +86,10 @@ class Capacity:
         )
 
     def _gpus_of(self, node: GraphNode) -> int | None:
-        """One GPU for each process of an op that computes on GPUs; others see none unless they request some."""
+        """The number of GPUs for one part of a node; None for all that CUDA finds without a driver.
+
+        It is launch.gpus if set, else one for each process of an op that computes on GPUs, else 0.
+        """
         if node.launch.gpus is not None:
             return node.launch.gpus
         if not computes_on_gpu(node):
@@ -98,7 +100,7 @@ class Capacity:
 
 
 class Free:
-    """Resources that no running node uses."""
+    """The resources that no running node uses."""
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
@@ -129,7 +131,7 @@ class Free:
 
 
 def computes_on_gpu(node: GraphNode) -> bool:
-    """Whether the node uses a GPU where there is one: by its op and device = "auto", or by device = "cuda"."""
+    """Whether the node uses a GPU if there is one: device is "cuda", or "auto" with an op that computes on GPUs."""
     device = node.launch.device
     return device == "cuda" or (device == "auto" and node.op.gpu)
 
@@ -143,9 +145,10 @@ def device_order() -> dict[str, str]:
 
 
 def threads_of(launch: Launch, machine: Machine | None = None, useful: int | None = None) -> int:
-    """CPU threads of each rank: as set, else the node's CPUs, or all that the run may use, divided by the ranks.
+    """The CPU threads of each rank: launch.threads, else the node's or the run's CPUs divided by the ranks.
 
-    useful: the most that the op can use. Does not depend on what else runs, since threads change the rounding.
+    useful: the most that the op can use. The value does not depend on other running nodes, since threads change
+    rounding.
     """
     cpus = launch.cpus or (machine and machine.cpus) or len(os.sched_getaffinity(0))
     share = max(1, cpus // launch.processes_of_part)
@@ -153,7 +156,7 @@ def threads_of(launch: Launch, machine: Machine | None = None, useful: int | Non
 
 
 def too_much(nodes: Mapping[str, GraphNode], capacity: Capacity, remedy: str = REMEDY) -> list[Finding]:
-    """Mistakes for nodes of which a part needs more than a host has for the run, so that they could never start."""
+    """Mistakes for nodes that could never start, since a part needs more than a host has for the run."""
     mistakes = []
     for node_id, node in nodes.items():
         demand, launch = capacity.part(node), node.launch
@@ -195,7 +198,7 @@ def devices() -> tuple[str, ...]:
 
 
 def amounts(cpus: int, gpus: int, memory: int) -> str:
-    """ "2 CPUs, 0 GPUs, 24.0 GB"; memory: bytes, not shown where 0."""
+    """Resources as text, "2 CPUs, 0 GPUs, 24.0 GB". memory: bytes; left out if 0."""
     return ", ".join([_amount(cpus, "CPU"), _amount(gpus, "GPU"), *([_amount(memory, "")] if memory else [])])
 
 
@@ -209,7 +212,7 @@ def _gpu_field(launch: Launch) -> str:
 
 
 def _fewer_gpus(launch: Launch, available: int) -> str:
-    """The hint for a node that needs more GPUs than available."""
+    """A hint for a node that needs more GPUs than are available."""
     if launch.gpus is not None or launch.nproc == 1:
         return REMEDY
     ranks = available - available % launch.sp_degree

@@ -25,8 +25,9 @@ HOST_REMEDY = "set --host to an address of this machine: 127.0.0.1, or 0.0.0.0 f
 
 
 class Server(ChildGroup):
-    """A server process. environment: added to that of this process. All output of the server goes to the log, or to the
-    pipe of one who writes the log.
+    """A server process. environment: additions to this process's.
+
+    All output of the server goes to the file `log`, or to `pipe` if another thread writes the log.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class Server(ChildGroup):
             super().__init__(command, child_environment(PYTHONUNBUFFERED="1", **environment), output=output)
 
     def wait(self) -> NoReturn:
-        """Wait until it ends, which raises ServerError: a server never ends on its own."""
+        """Wait until the server ends. Raises ServerError in any case, as a server should not end on its own."""
         self.ended_within(None)
         raise self.died()
 
@@ -49,8 +50,9 @@ class Server(ChildGroup):
 
 
 def wait_until_ready(server: Server, url: str, *, show: bool = True) -> None:
-    """Wait until the server is ready. show: print the last line of the log every few seconds. Raises ServerError where
-    it ends.
+    """Wait until the server is ready. show: print the log's last line every few seconds.
+
+    Raises ServerError where the server ends.
     """
     started = shown_at = time.monotonic()
     while not is_healthy(url):
@@ -64,7 +66,7 @@ def wait_until_ready(server: Server, url: str, *, show: bool = True) -> None:
 
 
 def is_healthy(url: str) -> bool:
-    """Whether the server reports that it is ready; False also while nothing listens."""
+    """Whether the server reports itself ready; False while nothing listens at its address."""
     try:
         with open_directly(f"{url}/health", timeout=HEALTH_WITHIN_S) as response:
             return bool(response.status == 200)
@@ -73,7 +75,7 @@ def is_healthy(url: str) -> bool:
 
 
 def is_reachable_by_others(host: str) -> bool:
-    """Whether other machines may reach what listens at this host."""
+    """Whether other machines may reach a server that listens at this host."""
     try:
         return not ip_address(host).is_loopback
     except ValueError:
@@ -81,8 +83,8 @@ def is_reachable_by_others(host: str) -> bool:
 
 
 def require_free_port(host: str, port: int) -> None:
-    """Raises DflowError where the port is in use, where the host is not this machine's, and for an invalid port
-    or host.
+    """Check that a server can listen at a port. Raises DflowError for a port in use, and for an invalid
+    port or host.
     """
     if not 1 <= port <= LAST_PORT:
         raise DflowError(f"--port {port}: must be from 1 to {LAST_PORT}")

@@ -26,7 +26,10 @@ YIELDS_S = 0.6  # a run that waits looks every 0.25 s
 
 
 class SharedCores:
-    """What one run holds. It always gets its first stage; another one only where the stages of all runs fit."""
+    """The CPU cores that one run holds among all runs of this machine.
+
+    It always gets cores for a first stage; for further ones only if the stages of all runs fit.
+    """
 
     def __init__(self, cpus: int) -> None:
         """Begin without any cores held. cpus: those that the run may use, which may be more than exist."""
@@ -37,9 +40,9 @@ class SharedCores:
         self._file: tuple[Path, int] | None = None
 
     def take(self, cpus: int) -> str:
-        """Hold `cpus` more, for a stage. Returns why the stage has to wait for other runs, or "".
+        """Hold `cpus` more cores for a stage. Returns why the stage must wait for other runs, or "".
 
-        A run of which a stage has just ended lets others go first: it is the first to see that there is room.
+        A run whose stage has just ended lets other runs go first, since it is the first to notice free cores.
         """
         reason = ""
         with suppress(OSError, ValueError), _locked() as folder:  # no locks, a full disk: as if no other run was there
@@ -54,7 +57,7 @@ class SharedCores:
         return reason
 
     def give_back(self, cpus: int, *, was_used: bool) -> None:
-        """Release cores. was_used: by a stage, which has ended."""
+        """Release cores. was_used: whether a stage used them, and has ended."""
         self._held -= cpus
         if was_used:
             self._stage_ended = time.monotonic()
@@ -62,7 +65,7 @@ class SharedCores:
             self._write(folder, self._held)
 
     def close(self) -> None:
-        """Hold nothing any more."""
+        """Release all cores for good."""
         if self._file is not None:
             path, descriptor = self._file
             self._file = None
@@ -71,7 +74,7 @@ class SharedCores:
             os.close(descriptor)
 
     def _held_by_others(self, folder: Path) -> int:
-        """CPUs, without those of runs that share none of this one's (`taskset`)."""
+        """The number of CPUs held by other runs, except runs that use none of this run's CPUs (`taskset`)."""
         boot, held = boot_id(), 0
         for path in folder.glob(f"{boot}.*"):
             if self._file is not None and path == self._file[0]:
@@ -96,7 +99,7 @@ class SharedCores:
 
 @contextmanager
 def _locked() -> Iterator[Path]:
-    """The folder, while this process alone reads and writes in it. Raises OSError where there is none."""
+    """Open a context with the folder of core counts, which only this process uses. Raises OSError without a folder."""
     folder = user_cache("cores")
     if folder is None:
         raise FileNotFoundError("no cache folder that can be written to")

@@ -25,19 +25,19 @@ CHUNK = 1 << 18
 
 
 def new_mark() -> str:
-    """The value of DFLOW_STAGE in a stage's environment."""
+    """A new random mark: the value of DFLOW_STAGE in a stage's environment."""
     return os.urandom(16).hex()
 
 
 def note_mark(folder: Path, mark: str) -> None:
-    """Let `end_marked` find the processes of a mark, before they may write in a work folder. Raises OSError."""
+    """Record a stage's mark in its work folder, before the stage can write there, for `end_marked`. Raises OSError."""
     (folder / f"mark-{mark}").touch()
 
 
 def end_marked(folder: Path) -> None:
-    """Kill the processes that stages of a work folder left on this machine, so that none writes there any more.
+    """Kill all processes that earlier stages of a work folder left on this machine, so that none writes there any more.
 
-    Raises LeaseLost where a process cannot be ended.
+    Raises LeaseLost where a process cannot be killed.
     """
     try:
         marks = [found[1] for path in folder.iterdir() if (found := MARK_FILE.fullmatch(path.name))]
@@ -58,7 +58,10 @@ def _pids() -> list[int]:
 
 
 def _is_killed(pid: int, marks: Sequence[bytes]) -> bool:
-    """Whether a process has one of the marks, and was sent SIGKILL; its id cannot be reused meanwhile."""
+    """Send SIGKILL to a process if it has one of the marks. Returns whether it was sent.
+
+    The process is held by a descriptor, so that its id cannot be reused in between.
+    """
     if not _has_any(pid, marks):
         return False
     try:
@@ -79,7 +82,7 @@ def _is_killed(pid: int, marks: Sequence[bytes]) -> bool:
 
 
 def _has_any(pid: int, marks: Sequence[bytes]) -> bool:
-    """Whether a process has one of the marks in its environment; False for a zombie, which has none."""
+    """Whether the environment of a process holds one of the marks; False for a zombie, which has no environment."""
     try:
         descriptor = os.open(f"/proc/{pid}/environ", os.O_RDONLY)  # every process of this machine is checked
     except OSError:

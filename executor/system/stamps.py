@@ -51,7 +51,7 @@ class Stamp:
 
 
 def is_settled(stamp: Stamp, now: float) -> bool:
-    """Whether any later edit must change the stamp; now: seconds since 1970, read before the stamp."""
+    """Whether any later edit of a file must change its stamp. now: seconds since 1970, read before the stamp."""
     return max(stamp.mtime_ns, stamp.ctime_ns) < int(now * 1e9) - SETTLED_AFTER_NS
 
 
@@ -59,7 +59,9 @@ SPARE_LINES = 1000
 
 
 class Memo:
-    """Append-only JSON lines; the newest line of a name is valid. Without a path nothing is cached."""
+    """A cache in a file of JSON lines, to which it only appends; the newest line of a name counts. No path:
+    no cache.
+    """
 
     def __init__(self, path: Path | None, name: str, spare_lines: int = SPARE_LINES) -> None:
         self._path = path
@@ -104,7 +106,7 @@ class SeenStamps:
 
 
 def stamps_of(folder: Path, names: Iterable[str]) -> str:
-    """The hash for an artifact's folder and the files that its manifest names. Raises OSError."""
+    """A hash of the stamps of an artifact's folder and files. Raises OSError."""
     hashed = hashlib.sha256()
     for name in sorted({*names, MANIFEST}):
         stamp = Stamp.of_status(plain_status(folder, name))

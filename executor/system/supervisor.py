@@ -41,8 +41,9 @@ LIBC = ctypes.CDLL(None)
 
 
 class Finished(NamedTuple):
-    """How a module's process ended. code: its exit code, minus the number of the signal that killed it, or None where
-    it took longer than within_s.
+    """The end of a module's process. code: its exit code, or minus a signal's number.
+
+    None: it took longer than within_s seconds.
     """
 
     code: int | None
@@ -52,7 +53,7 @@ class Finished(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why the process failed: the last line of its errors, or its exit code or signal."""
+        """The reason why the process failed: the last line of its errors, or its exit code or signal."""
         lines = self.errors.strip().splitlines()
         if self.code is None:
             return f"it took longer than {self.within_s:g} s"
@@ -60,10 +61,10 @@ class Finished(NamedTuple):
 
 
 class ChildGroup:
-    """A command and all that it starts, in a process group of its own that never outlives this process.
+    """A command and all processes that it starts, in a process group that never outlives this process.
 
-    environment: the complete one, see `child_environment`. files: further descriptors that the command inherits.
-    grace_s: seconds between SIGTERM and SIGKILL; 0 for an immediate SIGKILL.
+    environment: complete, see `child_environment`. files: further descriptors that the command inherits. grace_s:
+    seconds between SIGTERM and SIGKILL; 0 for an immediate SIGKILL.
     """
 
     def __init__(
@@ -100,18 +101,18 @@ class ChildGroup:
         self.close()
 
     def ended_within(self, seconds: float | None) -> bool:
-        """Whether the command has ended within that time; None: no limit."""
+        """Wait for the command, and return whether it has ended within `seconds`; None: no limit."""
         return self._code is not None or bool(select.select([self._descriptor], [], [], seconds)[0])
 
     def lines(self) -> Iterator[str]:
-        """Lines of its output, where that is subprocess.PIPE, until it is closed."""
+        """The lines of the command's output as they come, if that is subprocess.PIPE."""
         for line in self.process.stdout or ():
             yield line.decode(errors="replace")
 
     def close(self) -> int:
-        """End the group, and return the exit code, or minus the signal's number.
+        """End the whole group, and return the command's exit code, or minus a signal's number.
 
-        Until the guard is waited for, the group id is its own, so no other process can be killed.
+        The group's id stays its own until its guard process is waited for, so no other process can be killed.
         """
         if self._code is None:
             os.close(self._held)
@@ -126,10 +127,10 @@ class ChildGroup:
 
 
 class Child:
-    """A module of dflow in a process group of its own, which the kernel kills when the thread that started it ends.
+    """A module of dflow in its own process group, which the kernel kills when the starting thread ends.
 
-    Its `main` calls `begin_as_child` first. It has no descriptor but its input, by default the null device, and its
-    output. When it has ended, the rest of its group is ended too. One thread waits; any thread may send signals.
+    The module's `main` calls `begin_as_child` first. The process inherits only its input, by default the null device,
+    and its output. When it has ended, the rest of its group is killed. One thread waits; any thread may send signals.
 
     environment: as in ChildGroup. output: a descriptor for stdout and stderr.
     """
@@ -161,19 +162,21 @@ class Child:
         self._descriptor = os.pidfd_open(self.pid)
 
     def ended_within(self, seconds: float | None) -> bool:
-        """Whether it, and the rest of its group, have ended within that time; None: no limit."""
+        """Wait for the process and the rest of its group; returns whether both ended within `seconds`.
+        None: no limit.
+        """
         if self.code is None and select.select([self._descriptor], [], [], seconds)[0]:
             self._end_group()
         return self.code is not None
 
     def signal(self, number: int, *, whole_group: bool = False) -> None:
-        """Send a signal; does nothing where the process was reaped. Until then its id is its own."""
+        """Send a signal to the process; does nothing once it was waited for, as another may have its id by then."""
         with self._lock, suppress(ProcessLookupError, PermissionError):
             if self.code is None:
                 (os.killpg if whole_group else os.kill)(self.pid, number)
 
     def _end_group(self) -> None:
-        """Send SIGTERM to the rest of its group, and SIGKILL after a while; then reap it."""
+        """Send SIGTERM to the rest of the process's group, SIGKILL after a while, and then wait for the process."""
         self.signal(signal.SIGTERM, whole_group=True)
         deadline = time.monotonic() + GROUP_ENDS_WITHIN_S
         while _has_others(self.pid) and time.monotonic() < deadline:
@@ -185,9 +188,9 @@ class Child:
 
 
 def begin_as_child() -> None:
-    """Tie this process to the one that started it, and reset its signals to a fresh interpreter's, except ENDING.
+    """Tie this process to its parent, and reset its signals to a fresh interpreter's, except ENDING.
 
-    Those stay blocked until the caller has its handlers.
+    The signals in ENDING stay blocked until the caller has installed handlers.
     """
     end_with_parent(int(os.environ[PARENT]))
     for number in signal.valid_signals() - {*PYTHON_IGNORES, signal.SIGKILL, signal.SIGSTOP}:
@@ -204,7 +207,7 @@ def _has_others(group: int) -> bool:
 
 
 def _is_in(pid: int, group: int) -> bool:
-    """Whether a process that has not ended belongs to the group."""
+    """Whether a process belongs to the group and has not ended."""
     try:
         if os.getpgid(pid) != group:
             return False
@@ -214,7 +217,7 @@ def _is_in(pid: int, group: int) -> bool:
 
 
 def run_module(module: str, *arguments: str, within_s: float, go_on: Callable[[], None] | None = None) -> Finished:
-    """Run a module of dflow to its end, without waiting for processes that it started, which are killed.
+    """Run a module of dflow to its end; processes that it leaves behind are killed.
 
     go_on: called a few times a second; an error from it ends the process.
     """
@@ -238,20 +241,23 @@ def _text(file: IO[bytes]) -> str:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module, in an environment from `child_environment`."""
+    """The command that runs a module; its environment must come from `child_environment`."""
     return [sys.executable, "-m", module, *arguments]
 
 
 def child_environment(**variables: str) -> dict[str, str]:
-    """This process's environment, in which `ops` in the working directory cannot shadow dflow's."""
+    """This process's environment, changed so that `ops` in the working directory cannot shadow dflow's.
+
+    variables: set in addition.
+    """
     path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1", **variables}
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; exit at once where the parent is gone.
+    """Let the kernel kill this process when the thread that started it ends; exit at once if the parent is gone.
 
-    parent: its process id.
+    parent: the parent's process id.
     """
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -259,19 +265,19 @@ def end_with_parent(parent: int) -> None:
 
 
 def exit_text(code: int) -> str:
-    """How a process ended, as the end of a sentence about it."""
+    """A phrase on how a process ended, such as "ended with exit code 1"."""
     return f"was {killed(code)}" if code < 0 else f"ended with exit code {code}"
 
 
 def killed(code: int) -> str:
-    """The meaning of a negative exit code."""
+    """A phrase on the signal that killed a process. code: its negative exit code."""
     if code == -signal.SIGKILL:
         return "killed (signal 9); perhaps this machine ran out of memory"
     return f"killed by signal {-code} ({signal.Signals(-code).name})"
 
 
 def guard(life_line: int, grace_s: float, command: Sequence[str]) -> int:
-    """Run the command; returns its exit code."""
+    """Run a command and guard its process group: it ends when the life line closes. Returns the exit code."""
     # The signal is for the rest of the group. A handler, not SIG_IGN: the command would inherit that.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     os.set_inheritable(life_line, False)

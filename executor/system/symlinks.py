@@ -28,9 +28,9 @@ def is_folder(path: Path) -> bool:
 
 
 def plain_status(folder: Path, name: str) -> os.stat_result:
-    """The status of a file below a folder; name: relative, with "/".
+    """The status of a regular file below a folder. name: relative, with "/".
 
-    Raises OSError where it does not exist, with ELOOP where it is no regular file or its path contains a link.
+    Raises OSError where it does not exist, and with ELOOP where it is no regular file or its path contains a link.
     """
     path = str(folder)
     parts = name.split("/")
@@ -46,7 +46,7 @@ def plain_status(folder: Path, name: str) -> os.stat_result:
 
 
 def is_plain(path: Path, folder: Path) -> bool:
-    """Whether the path is a regular file below a folder, by no link below it and by no `..`."""
+    """Whether a path is a regular file below a folder, reached without links below it and without `..`."""
     try:
         parts = path.absolute().relative_to(folder.absolute()).parts
         plain_status(folder, "/".join(parts))
@@ -67,7 +67,7 @@ def remove(path: Path, *, ignore_errors: bool = False) -> None:
 
 
 def links_in(folder: Path) -> Iterator[Path]:
-    """Every link at or below a path, without following links."""
+    """Every symbolic link at or below a path; links are not followed."""
     if folder.is_symlink():
         yield folder
         return
@@ -79,7 +79,7 @@ def links_in(folder: Path) -> Iterator[Path]:
 
 
 def remove_links_out_of(folder: Path) -> None:
-    """Remove the links below a folder that lead out of it; others are kept."""
+    """Remove all links below a folder that lead out of it; links within it stay."""
     inside = Path(os.path.realpath(folder))
     for link in links_in(folder):
         if not Path(os.path.realpath(link)).is_relative_to(inside):
@@ -87,7 +87,7 @@ def remove_links_out_of(folder: Path) -> None:
 
 
 def refuse_links(paths: Iterable[Path], instead: str = MOVE_BACK) -> None:
-    """Raises StoreError for the first of these paths that is a link. instead: what to do about it."""
+    """Check that none of the paths is a link. Raises StoreError for the first. instead: what to do about it."""
     for path in paths:
         if path.is_symlink():
             raise StoreError(
@@ -97,7 +97,9 @@ def refuse_links(paths: Iterable[Path], instead: str = MOVE_BACK) -> None:
 
 
 def folder_size(path: Path) -> int:
-    """Bytes of all files at or below a path. Links are not followed; files that vanish meanwhile count 0."""
+    """Bytes of all files at or below a path. Links are not followed; files that vanish during the count
+    have 0 bytes.
+    """
     if not is_folder(path):
         return _size(str(path))
     return sum(_size(os.path.join(here, name)) for here, _, names in os.walk(path) for name in names)  # noqa: PTH118

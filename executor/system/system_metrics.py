@@ -31,7 +31,7 @@ READINGS: dict[str, Callable[[Any, Any], float]] = {
 
 @frozen
 class Used:
-    """One process: CPU time since its start, in seconds, and resident memory in bytes."""
+    """The resource use of one process. seconds: CPU time since its start. memory: resident bytes."""
 
     seconds: float
     memory: int
@@ -39,7 +39,7 @@ class Used:
 
 @define
 class Watched:
-    """A running stage. pid: of its root process."""
+    """A running stage whose resource use is sampled. pid: of its root process."""
 
     pid: int
     since: float = field(factory=time.monotonic)  # time of the last sample
@@ -47,7 +47,7 @@ class Watched:
     pause: float = FIRST_S
 
     def sample(self, now: float, used: Mapping[int, Used]) -> dict[str, float]:
-        """The metrics of its processes since the last sample."""
+        """The metrics of a stage's processes since the last sample."""
         known = [self.used[pid].seconds if pid in self.used else 0.0 for pid in used]
         seconds = sum(each.seconds for each in used.values()) - sum(known)
         memory = sum(each.memory for each in used.values())
@@ -60,7 +60,7 @@ class Watched:
 
 
 class Usage(threading.Thread):
-    """Calls `report` with what a stage uses, until `close`. gpus: the devices it sees, None for all of them."""
+    """A thread that reports the resource use of a stage until `close`. gpus: the devices it sees, None for all."""
 
     def __init__(self, pid: int, gpus: Sequence[str] | None, report: Callable[[Mapping[str, float]], None]) -> None:
         super().__init__(daemon=True, name="usage of a stage")
@@ -84,7 +84,7 @@ class Usage(threading.Thread):
 
 
 def used_below(pid: int) -> dict[int, Used]:
-    """Resource use of a process and all its descendants, by process id. Empty where it has ended."""
+    """The resource use of a process and all its descendants, by process id; empty where it has ended."""
     import psutil
 
     found: dict[int, Used] = {}
@@ -98,7 +98,7 @@ def used_below(pid: int) -> dict[int, Used]:
 
 
 def gpu_metrics(gpus: Sequence[str] | None) -> dict[str, float]:
-    """The metrics of these GPUs, None for all of them; empty without a driver. Named by the machine's indices."""
+    """The metrics of these GPUs, named by the machine's GPU indices. gpus: None for all. Empty without a driver."""
     library = nvml()
     if library is None:
         return {}

@@ -28,7 +28,7 @@ HOW = "read it, then repeat the command with --trust"
 
 
 def trust(what: str, content: str | bytes) -> None:
-    """Remember a content; what: its kind."""
+    """Remember that the user trusts a content. what: its kind."""
     if is_trusted(what, content):
         return
     line, folder = _line(what, content), user_state()
@@ -47,7 +47,7 @@ def is_trusted(what: str, content: str | bytes) -> bool:
 
 
 def trust_new_store(path: Path) -> None:
-    """Give a store that is being made its id, and remember it. Of several processes the first one's id counts."""
+    """Give a new store its id, and trust it. If several processes do so, the first one's id counts."""
     fresh = path / f"{STORE_ID}.{os.getpid()}"
     fresh.write_text(os.urandom(16).hex())
     with suppress(OSError):  # it has one; or a file system without links, where the place alone has to do
@@ -61,18 +61,18 @@ def trust_store(path: Path) -> None:
 
 
 def is_own_store(path: Path) -> bool:
-    """Whether the user made the store, or trusts it; also one that does not exist yet."""
+    """Whether the user made or trusts the store; True for a store that does not exist yet."""
     return not os.path.lexists(path / "format") or is_trusted(STORE, _identity(path))
 
 
 def require_own_store(path: Path) -> None:
-    """Raises NotTrusted for a store of somebody else."""
+    """Check that the user made or trusts the store. Raises NotTrusted."""
     if not is_own_store(path):
         raise NotTrusted(f"the store {path} is {UNKNOWN_STORE}; {HOW}")
 
 
 def _identity(store: Path) -> bytes:
-    """The place of a store, and its id; versions before gave it none."""
+    """The identity of a store: its path and id; stores of older versions have no id."""
     number = b""
     with suppress(OSError):
         number = read_plain(store / STORE_ID)

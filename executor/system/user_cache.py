@@ -22,12 +22,12 @@ COMPILED = "TORCHINDUCTOR_CACHE_DIR"  # Triton's cache lies below, where TRITON_
 
 
 def user_cache(*names: str) -> Path | None:
-    """The folder of these names in the user's cache, created where it is missing; None where it is not writable."""
+    """A folder in the user's cache, created if missing. names: its path there. None where it is not writable."""
     return _own_folder("XDG_CACHE_HOME", ".cache", names)
 
 
 def user_state() -> Path | None:
-    """The folder for what is kept, created where it is missing; None where it is not writable."""
+    """The folder for lasting data of the user (XDG_STATE_HOME), created if missing; None where it is not writable."""
     return _own_folder("XDG_STATE_HOME", ".local/state", ())
 
 
@@ -45,26 +45,26 @@ def _own_folder(variable: str, default: str, names: Sequence[str]) -> Path | Non
 
 
 def compile_cache() -> dict[str, str]:
-    """The variable that names the folder of torch's compiled code; the user's own value takes precedence."""
+    """The variable for the folder of torch's compiled code, with the user's value, else with a folder of dflow's."""
     return {COMPILED: os.environ.get(COMPILED) or str(_compiled_folder())}
 
 
 @functools.cache
 def _compiled_folder() -> Path:
-    """The folder of torch's compiled code: in the user's cache folder, else a temporary one of mode 0700."""
+    """The folder for torch's compiled code: in the user's cache, else a temporary one with mode 0700."""
     import tempfile
 
     return user_cache("compiled") or Path(tempfile.mkdtemp(prefix="dflow-compiled-"))
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether nobody else can write there."""
+    """Whether only this user can write to a folder."""
     status = folder.stat()
     return status.st_uid == os.geteuid() and not status.st_mode & OTHERS
 
 
 def user_name() -> str:
-    """A number where the machine knows no name, as in some containers."""
+    """The user's name; a number where the machine knows no name, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

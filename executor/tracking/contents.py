@@ -49,7 +49,7 @@ Measured = tuple[float, Mapping[str, float]]  # when a node ended, and its final
 
 @frozen
 class Dataset:
-    """Something that a node read. context: the edge or field that names it; path: None where several files are one."""
+    """A data set that a node read. context: the edge or field that names it. path: None for several files."""
 
     context: str
     name: str
@@ -77,9 +77,9 @@ class ModelFiles:
 
 @frozen(kw_only=True)
 class Ending:
-    """What an MLflow run has once it no longer runs. results: by node. best: figures of a sweep's best combination.
+    """The final contents of an MLflow run. results: by node. best: figures of a sweep's best combination.
 
-    files: by their names in MLflow. references: the files that are too large for it.
+    files: by their names in MLflow. references: of files too large to upload.
     """
 
     ended: float
@@ -93,11 +93,11 @@ class Ending:
 
 @frozen(kw_only=True)
 class MlflowRun:
-    """What MLflow is to hold of the whole run, of a combination or of a node.
+    """The contents of one MLflow run: that of the whole dflow run, of a combination, or of a node.
 
-    below: the run that it lies below. first_tags: those with which it is made; the user may change them. tags: those
-    that follow the record. reads: the artifacts that a node reads. ending: takes the ids of the experiment and of the
-    whole run in MLflow.
+    below: the run that it is nested in. first_tags: set once, when it is created; the user may change them. tags: kept
+    equal to the record. reads: artifacts that the node reads. ending: computes the final contents, from the ids of the
+    experiment and of the whole run in MLflow.
     """
 
     place: Place
@@ -113,7 +113,7 @@ class MlflowRun:
 
 
 class Contents:
-    """What MLflow is to hold of the run of a graph, as far as its record has come."""
+    """Everything that MLflow should hold of a run, as far as the run's record has come."""
 
     def __init__(self, store: Path, graph: Graph) -> None:
         self.graph = graph
@@ -258,7 +258,7 @@ class Contents:
         )
 
     def maker(self, state: NodeState) -> str | None:
-        """The MLflow run of the node of another run that computed a cached artifact."""
+        """The MLflow run of the node that computed a cached artifact in another run; None if unknown."""
         run = state.source_run
         if run is None:
             return None
@@ -300,8 +300,9 @@ def _accepted_text(at: float, event: Accepted) -> str:
 
 
 def columns(record: Record, graph: Graph, found: Iterable[Combination]) -> tuple[list[str], list[str]]:
-    """The metrics and parameters by which runs of the experiment are compared: what judges the result, the fields of a
-    sweep, and the values that `-s` changed.
+    """The metrics and parameters by which an experiment's runs are compared.
+
+    They are the metrics that judge the result, the fields of a sweep, and the values that `-s` changed.
     """
     swept = dict.fromkeys(name for combination in found for name in combination.values)
     changed = (_param(text.partition("=")[0].strip()) for text in record.state.overrides)
@@ -309,7 +310,7 @@ def columns(record: Record, graph: Graph, found: Iterable[Combination]) -> tuple
 
 
 def _param(path: str) -> str:
-    """The parameter of the whole run that a value of `-s` is; empty where it is none."""
+    """The name of the whole run's parameter that a value of `-s` sets; "" if it is none."""
     owner, _, field = path.partition(".")
     if owner in TABLE_NAMES:
         return field if path == "pipeline.seed" else ""
@@ -317,10 +318,10 @@ def _param(path: str) -> str:
 
 
 def results(record: Record, graph: Graph, nodes: Iterable[GraphNode]) -> dict[str, Measured]:
-    """The results of each node: when it ended and its final metrics.
+    """The final metrics of each node, and when it ended.
 
-    Main metrics come first: MLflow's charts start with the first metric. What judges the result also has a short name,
-    `tau`: one column of all runs, whatever their nodes.
+    Main metrics come first, since MLflow's charts start with the first metric. A metric that judges the result also
+    gets a short name, such as `tau`, so that all runs share a column.
     """
     states = record.state.nodes
     found = final_metrics(nodes, states)
@@ -333,9 +334,9 @@ def results(record: Record, graph: Graph, nodes: Iterable[GraphNode]) -> dict[st
 
 
 def best_results(record: Record, graph: Graph, found: Sequence[Combination]) -> list[Measured]:
-    """What judges the first combination of a sweep's table, by its short name: `tau`.
+    """The judging metrics of the best combination of a sweep, by short names such as `tau`.
 
-    Not where a node that was not swept has one.
+    Left out where a node that was not swept has such a metric.
     """
     states = record.state.nodes
     shared = _short(final_metrics(unswept(graph), states), graph)
@@ -360,7 +361,7 @@ def _short_name(judged: str) -> str:
 
 
 def _short(found: Mapping[str, tuple[str, float]], graph: Graph) -> dict[str, tuple[str, float]]:
-    """The judging metrics by short name: as `tau` what `eval/tau` judges by, of the first node that has it."""
+    """The judging metrics by short name, such as `tau` for `eval/tau`, from the first node that has one."""
     return {
         _short_name(judged): next(value for name, value in found.items() if is_judged(name, (judged,)))
         for judged in sorted(graph.judged_by)
@@ -369,7 +370,7 @@ def _short(found: Mapping[str, tuple[str, float]], graph: Graph) -> dict[str, tu
 
 
 def judgement(graph: Graph, judged: Iterable[Measured]) -> dict[str, str]:
-    """The figures that ops declare in `judged_by`, such as tau.
+    """The metrics that ops declare in `judged_by`, such as tau, as text by name.
 
     Where several nodes have one, the first also gets the plain name, so that models can be compared by it.
     """
@@ -388,7 +389,7 @@ def artifacts_read(store: Path, record: Record, node: GraphNode) -> Iterable[Dat
 
 
 def files_read(store: Path, node: GraphNode, digest: str) -> Iterable[Dataset]:
-    """The files and folders in a node's config, with their content when the artifact of that digest was computed."""
+    """The files and folders that a node's config names, with the digests recorded in the artifact's manifest."""
     manifest = Manifest.of(store / "objects" / digest)
     for field, content in ({} if manifest is None else manifest.key_parts.external).items():
         path = getattr(node.config, field) if field in node.op.fields else None
@@ -396,9 +397,9 @@ def files_read(store: Path, node: GraphNode, digest: str) -> Iterable[Dataset]:
 
 
 def node_files(record: Record, node_id: str, figures: Iterable[str]) -> tuple[dict[str, Path], dict[str, Reference]]:
-    """Files by their names in MLflow, and references.json for the large ones; of a cached node only the manifest.
+    """The files to upload for a node, by their names in MLflow, and references.json for large ones.
 
-    figures: their names; the files lie in the record.
+    A cached node uploads only its manifest. figures: their names; the files lie in the record.
     """
     state, records = record.state.nodes[node_id], record.folder.parent
     paths = [record.figures_path(node_id) / f"{name}.png" for name in figures]
@@ -436,7 +437,7 @@ def artifact_files(folder: Path, own: Mapping[str, Path]) -> tuple[dict[str, Pat
 
 
 def whole_artifact(record: Record, node_id: str) -> dict[str, Path]:
-    """The files of an artifact by their names in MLflow, in order; none where the store no longer holds it."""
+    """All files of an artifact by their names in MLflow, in order; empty where the store no longer holds it."""
     state, records = record.state.nodes[node_id], record.folder.parent
     assert state.digest is not None
     folder = records.parent / "objects" / state.digest
@@ -447,12 +448,12 @@ def whole_artifact(record: Record, node_id: str) -> dict[str, Path]:
 
 
 def model_name(name: str) -> str:
-    """The name without characters that are not allowed in the name of a model."""
+    """The name without characters that MLflow forbids in names of models."""
     return re.sub(r"[/:.%\"']", "_", name)[:NAME_LENGTH]
 
 
 def mlmodel(model_id: str, model: LoggedModel) -> dict[str, Any]:
-    """The file by which MLflow knows a model: its signature, and that its weights are safetensors.
+    """The content of the file MLmodel, by which MLflow knows a model: its signature, and the format of its weights.
 
     JSON of it is YAML, as MLflow reads it. Source: https://mlflow.org/docs/latest/ml/model, tensor-based signatures.
     """

@@ -81,7 +81,7 @@ TRANSIENT = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDE
 
 @define
 class HeldRun:
-    """What MLflow has of a run. files_at: where its files are."""
+    """A run as MLflow has it. files_at: the place of its files."""
 
     run_id: str
     files_at: str
@@ -91,9 +91,9 @@ class HeldRun:
 
 
 class Tracker:
-    """The tracking server or database of a store's runs. sent: counts the runs, points and files sent to it.
+    """A connection to the MLflow server or database of a store. sent: counts of runs, points and files.
 
-    say: called once with each metric that has another name there than can be guessed, or that was refused.
+    say: called once with each metric whose name had to be changed, or that was refused.
     """
 
     def __init__(
@@ -107,10 +107,9 @@ class Tracker:
         self.sent = sent
 
     def experiment(self, name: str, metrics: Iterable[str], params: Iterable[str] = ()) -> str:
-        """The id of the experiment, created where it does not exist. Raises StoreError where it was deleted.
+        """The id of an MLflow experiment, created if missing. Raises StoreError where it was deleted.
 
-        metrics, params: the columns of its table of runs in the view that `dflow ui` links to, beside those that
-        earlier runs put there.
+        metrics, params: further columns for the table of runs in the view that `dflow ui` opens.
         """
         columns = [
             *VIEW_COLUMNS,
@@ -136,12 +135,12 @@ class Tracker:
         return str(known.experiment_id)
 
     def _artifact_location(self) -> str | None:
-        """Files go to the store, unless a server or a folder of runs has its own place for them."""
+        """The place for MLflow's files: a folder of the store, or None where a server or folder of runs has its own."""
         has_place = urlsplit(self._uri).scheme in ("http", "https", "file")
         return None if has_place else (self._store / "mlartifacts").as_uri()
 
     def runs_of(self, experiment: str, run: str) -> dict[Place, list[HeldRun]]:
-        """The MLflow runs of a dflow run, by what they represent."""
+        """The MLflow runs that belong to a dflow run, by the part that each represents."""
         found: dict[Place, list[HeldRun]] = {}
         token = None
         while True:
@@ -153,7 +152,7 @@ class Tracker:
                 return found
 
     def stage_of(self, run_id: str) -> str | None:
-        """ "active" or "deleted"; None where there is no such run."""
+        """The state of an MLflow run, "active" or "deleted"; None where it does not exist."""
         try:
             return str(self.client.get_run(run_id).info.lifecycle_stage)
         except mlflow.exceptions.MlflowException as error:
@@ -180,7 +179,7 @@ class Tracker:
         held.status = status
 
     def log_tags(self, held: HeldRun, tags: Mapping[str, str]) -> None:
-        """Set the tags that the run does not have like this."""
+        """Set those tags of a run that have other values in MLflow."""
         new = {name: value for name, value in _cut(tags).items() if held.tags.get(name) != value}
         if new:
             self.client.log_batch(held.run_id, tags=[RunTag(name, value) for name, value in new.items()])
@@ -192,7 +191,7 @@ class Tracker:
             del held.tags[name]
 
     def log_params(self, held: HeldRun, params: Mapping[str, str]) -> None:
-        """Send the parameters that the run lacks: MLflow takes no other value of one."""
+        """Send the parameters that the run lacks in MLflow, which does not allow changed values."""
         names = mlflow_names(params)
         given = {names[name]: value[:PARAM_LENGTH] for name, value in params.items()}
         new = [Param(name, value) for name, value in given.items() if name not in held.params]
@@ -200,14 +199,17 @@ class Tracker:
         held.params |= given
 
     def log_points(self, run_id: str, points: Sequence[Point], names: Iterable[str]) -> None:
-        """Send points to an MLflow run. names: those of all points of the run, in an order that only grows. A database
-        ignores those that it has.
+        """Send points to an MLflow run; a database ignores points that it already has.
+
+        names: the metric names of all points of the run, in an order that only grows.
         """
         chosen = self._names(names)
         self._log_metrics(run_id, [metric for point in points for metric in _metrics(point, chosen)])
 
     def _log_metrics(self, run_id: str, metrics: Sequence[Metric]) -> None:
-        """One that MLflow does not take costs no other: what was refused is sent again metric by metric."""
+        """Send metrics in one call; if MLflow refuses one, send them again one by one, so that only that
+        one is lost.
+        """
         try:
             self.client.log_batch(run_id, metrics=metrics)
         except mlflow.exceptions.MlflowException as error:
@@ -228,7 +230,7 @@ class Tracker:
                 )
 
     def _names(self, names: Iterable[str]) -> dict[str, str]:
-        """The names of a run's metrics in MLflow; says which of them cannot be guessed."""
+        """The names in MLflow of a run's metrics; the user is told of names that cannot be guessed."""
         chosen = mlflow_names(names)
         for name, other in chosen.items():
             if other != _in_allowed_characters(name):
@@ -241,20 +243,20 @@ class Tracker:
             self._say(text)
 
     def log_results(self, run_id: str, results: Sequence[Measured], model_id: str | None = None) -> None:
-        """Send values without a history, at step 0; model_id: linked to that model."""
+        """Send values that have no history, at step 0. model_id: a logged model to link them to."""
         names = self._names(name for _, values in results for name in values)
         metrics = [metric for when, values in results for metric in _metrics(Point(when, 0, values), names, model_id)]
         self._log_metrics(run_id, metrics)
 
     def ready_model(self, experiment: str, digest: str) -> str | None:
-        """The id of the model with that digest; None where the experiment has none, or not all of it."""
+        """The id of the logged model with that digest; None where the experiment lacks it, or has it incompletely."""
         found = self.client.search_logged_models([experiment], f"tags.`dflow.digest` = '{digest}'", max_results=1)
         return str(found[0].model_id) if found and str(found[0].status) == "READY" else None
 
     def logged_model(self, experiment: str, name: str, digest: str, model: LoggedModel, files: ModelFiles) -> str:
-        """The id of the model with that digest, created where the experiment has none.
+        """The id of the logged model with that digest, created where the experiment has none.
 
-        Completes a model whose creation was interrupted.
+        A model whose creation was interrupted is completed.
         """
         with _locked(self._store, self._uri):
             found = self.client.search_logged_models([experiment], f"tags.`dflow.digest` = '{digest}'", max_results=1)
@@ -278,14 +280,14 @@ class Tracker:
             self.client.set_logged_model_tags(model_id, _cut(tags))
 
     def log_output(self, run_id: str, model_id: str) -> None:
-        """Link a model to a run, as its output or as one that it evaluates."""
+        """Link a logged model to an MLflow run, as the run's output or as a model that it evaluates."""
         outputs = self.client.get_run(run_id).outputs
         linked = {output.model_id for output in outputs.model_outputs} if outputs is not None else set()
         if model_id not in linked:
             self.client.log_outputs(run_id, [LoggedModelOutput(model_id, 0)])
 
     def log_note(self, held: HeldRun, note: str, known: Sequence[str]) -> None:
-        """Set the run's description, unless a user wrote one that is not in `known`."""
+        """Set the MLflow run's description, unless a user changed it. known: the descriptions that dflow wrote."""
         held.tags[NOTE] = self.client.get_run(held.run_id).data.tags.get(NOTE, "")
         if held.tags[NOTE] in known:
             self.log_tags(held, {NOTE: note})
@@ -300,22 +302,23 @@ class Tracker:
             self.client.log_inputs(run_id, datasets=inputs)
 
     def tag_of(self, run_id: str, name: str) -> str:
-        """A tag of a run of another record; empty where there is none."""
+        """The value of an MLflow run's tag; "" where the run or tag does not exist."""
         if self.stage_of(run_id) != "active":
             return ""
         return str(self.client.get_run(run_id).data.tags.get(name, ""))
 
     def files_of(self, held: HeldRun, folder: str) -> dict[str, int]:
-        """The sizes of the files that MLflow has of a run in a folder and below it, by their names."""
+        """The sizes of an MLflow run's files in a folder and below it, by name."""
         found: dict[str, int] = {}
         for entry in self.client.list_artifacts(held.run_id, folder):
             found |= self.files_of(held, entry.path) if entry.is_dir else {str(entry.path): int(entry.file_size or 0)}
         return found
 
     def log_files(self, held: HeldRun, files: Mapping[str, Path], references: Mapping[str, Reference]) -> None:
-        """Send all files in one call, by their names in MLflow.
+        """Send files to an MLflow run in one call, by their names there.
 
-        What is missing is skipped, and what is no plain file of the store: a record of strangers may name any file.
+        Missing files are skipped, and so are all that are no regular files of the store: a stranger's record may name
+        any file.
         """
         existing = {
             name: path for name, path in files.items() if is_plain(path, self._store) and ".." not in Path(name).parts
@@ -332,7 +335,7 @@ class Tracker:
 
 @contextmanager
 def _linked(files: Mapping[str, Path]) -> Iterator[Path]:
-    """A temporary folder with links of these names to these files."""
+    """Open a temporary folder with symbolic links to files, by these names."""
     with tempfile.TemporaryDirectory() as folder:
         for name, path in files.items():
             link = Path(folder, name)
@@ -346,7 +349,7 @@ def _view(columns: Sequence[str]) -> str:
 
 
 def _columns_of(view: str) -> list[str]:
-    """The columns of a view; none of one that is not of this form."""
+    """The columns of an experiment's view; empty for a view of another form."""
     with suppress(ValueError):
         match json.loads(view):
             case {"selectedColumns": [*columns]}:
@@ -366,7 +369,7 @@ def _held(run: mlflow.entities.Run) -> HeldRun:
 
 
 def _place(tags: Mapping[str, str]) -> Place:
-    """What an MLflow run represents."""
+    """The part of a dflow run that an MLflow run represents, by its tags."""
     for kind in ("node", "combination"):
         if f"dflow.{kind}" in tags:
             return kind, tags[f"dflow.{kind}"]
@@ -382,7 +385,9 @@ def tracking_uri(store: Path, uri: str | None, root: Path) -> str:
 
 
 def open_client(store: Path, uri: str) -> MlflowClient:
-    """A connected client. A database is created or migrated under a lock, since concurrent ones would fail."""
+    """A connected MLflow client. Its database is created or migrated under a lock, as that cannot be done twice at
+    once.
+    """
     logging.getLogger("alembic").setLevel(logging.WARNING)
     is_file = uri.startswith("sqlite:") and "?" not in uri
     with _locked(store, uri):
@@ -395,9 +400,9 @@ def open_client(store: Path, uri: str) -> MlflowClient:
 
 
 def _make_database(path: Path) -> None:
-    """Create it under another name: a first migration that was killed cannot be completed, and MLflow refuses it.
+    """Create an MLflow database under a temporary name, since MLflow refuses one whose migration was interrupted.
 
-    All migrations of MLflow take seconds, so an empty database is kept in the user's cache and copied from there.
+    MLflow's migrations take seconds, so an empty database is kept in the user's cache and copied from there.
     """
     fresh = path.with_name(f".{path.name}.new")
     for leftover in (fresh, fresh.with_name(f"{fresh.name}-journal")):
@@ -420,7 +425,7 @@ def _make_database(path: Path) -> None:
 
 
 def _migrate(fresh: Path) -> None:
-    """An empty database of MLflow's."""
+    """Create an empty MLflow database in a file."""
     sqlalchemy.event.listen(sqlalchemy.engine.Engine, "connect", _without_waiting)
     try:
         MlflowClient(tracking_uri=f"sqlite:///{fresh}").search_experiments(max_results=1)
@@ -429,7 +434,7 @@ def _migrate(fresh: Path) -> None:
 
 
 def _without_waiting(connection: Any, _record: Any) -> None:
-    """No fsync per change: the new database is used only once it is complete."""
+    """Switch off fsync for a new SQLite database; it is not used before it is complete."""
     connection.execute("PRAGMA synchronous = OFF")
 
 
@@ -439,7 +444,10 @@ def _file_of(uri: str) -> Path:
 
 @contextmanager
 def _locked(store: Path, uri: str) -> Iterator[None]:
-    """A lock for creating things that several processes may create at once; beside the database, which stores share."""
+    """Open a context that holds a lock, so that only one process creates runs, experiments or databases.
+
+    The lock file is beside the database, which several stores may share.
+    """
     folder = _file_of(uri).parent if uri.startswith("sqlite:") else store
     with os.fdopen(open_own(folder / "mlflow.lock", os.O_WRONLY | os.O_CREAT), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -447,7 +455,7 @@ def _locked(store: Path, uri: str) -> Iterator[None]:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether only the connection or the server failed; else MLflow refused the data."""
+    """Whether an error concerns only connection or server; otherwise MLflow refused the data."""
     return getattr(error, "error_code", TRANSIENT[0]) in TRANSIENT
 
 
@@ -457,8 +465,9 @@ def _metrics(point: Point, names: Mapping[str, str], model_id: str | None = None
 
 
 def mlflow_names(names: Iterable[str]) -> dict[str, str]:
-    """Names that MLflow accepts, each another one: the first of those that would be the same has the name itself, the
-    next ones have their number behind it.
+    """Names that MLflow accepts, by the given names, all different.
+
+    If several would become equal, the first keeps the name and the others get a number at the end.
     """
     chosen: dict[str, str] = {}
     taken: set[str] = set()
@@ -474,14 +483,14 @@ def mlflow_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _name(name: str) -> str:
-    """The name as MLflow accepts it: acc@1 becomes acc_1, and a path stays below where it starts: ../x becomes __/x."""
+    """The name in a form that MLflow accepts: acc@1 becomes acc_1, and ../x becomes __/x, which stays in its folder."""
     parts = ["__" if part == ".." else part for part in _in_allowed_characters(name).split("/") if part != "."]
     joined = "/".join(part for part in parts if part) or "_"
     return f"__{joined[2:]}" if joined.startswith("..") else joined
 
 
 def _in_allowed_characters(name: str) -> str:
-    """A path as posixpath.normpath has it, which MLflow requires of a name."""
+    """The name with other characters replaced by "_", shortened, and normalised as posixpath.normpath does."""
     return posixpath.normpath(re.sub(r"[^/\w.\- :]", "_", name)[:NAME_LENGTH]).lstrip("/")
 
 
@@ -494,7 +503,9 @@ def _milliseconds(seconds: float) -> int:
 
 
 def shown_error(error: BaseException) -> str:
-    """The first line without passwords and queries; for an unreachable server its address and the reason."""
+    """The first line of an error without passwords and queries; for an unreachable server, its address and
+    the reason.
+    """
     lines: list[Any] = str(error).splitlines() or [type(error).__name__]
     line = without_credentials(str(lines[0]))
     where, why = AWAY.search(line), BROKEN.search(line) or REFUSED.search(line)

@@ -54,10 +54,9 @@ FOR_EXECUTOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # also where they
 
 @frozen
 class Report:
-    """A line that the process sends to the executor. warning: what MLflow lacks and why, None where it has everything
-    so far. is_last: nothing more will be sent.
+    """A line from the sending process to the executor. warning: what MLflow lacks and why, None for nothing so far.
 
-    note: what takes long; it says nothing else.
+    is_last: nothing more will be sent. note: what takes long; the line then says nothing else.
     """
 
     warning: str | None
@@ -66,7 +65,7 @@ class Report:
 
 
 class Display(Protocol):
-    """What shows the user messages."""
+    """An interface that shows messages to the user."""
 
     def note(self, text: str) -> None: ...
     def warn(self, text: str) -> None: ...
@@ -74,10 +73,10 @@ class Display(Protocol):
 
 
 class Publisher:
-    """Starts a process that sends what the record holds every few seconds, until `finish`.
+    """A helper that sends a run's record to MLflow every few seconds, by a process of its own, until `finish`.
 
-    The user is warned once, when something fails for the first time, and notified when it works again. A process that
-    is killed or breaks is replaced, once. None of them is alive when `finish` returns.
+    The user is warned once, when something first fails, and told when it works again. A process that is killed or
+    breaks is replaced once. None is alive when `finish` returns.
     """
 
     def __init__(self, store: Path, folder: Path, display: Display) -> None:
@@ -93,7 +92,7 @@ class Publisher:
         self._thread.start()
 
     def finish(self, give_up: Callable[[], bool], *, stopped: bool = False) -> None:
-        """Send the rest, within a bounded time; what MLflow lacks by then, or by give_up, stays in the record."""
+        """Send the rest within a bounded time. What MLflow lacks then, or when give_up says so, stays in the record."""
         within = STOPPED_WITHIN_S if stopped else END_WITHIN_S
         started = time.monotonic()
         is_noted = False
@@ -113,8 +112,9 @@ class Publisher:
             self._display.say_last(f"{why}{lacks}")
 
     def _follow(self) -> None:
-        """Start the process, receive its reports, and replace it once where it fails. Runs in a thread, which lives as
-        long as the processes that it starts: they end with it.
+        """Start the sending process, receive its reports, and replace it once if it fails.
+
+        Runs in a thread that lives as long as these processes, since they end with it.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, FOR_EXECUTOR)  # inherited by them, until they ignore these
         for _ in range(STARTS):
@@ -134,7 +134,7 @@ class Publisher:
             self._warn(self._kept(exit_text(process.returncode)))
 
     def _started(self) -> subprocess.Popen[bytes] | None:
-        """Start the process in a process group of its own, which Ctrl-C does not reach; None once it was given up."""
+        """Start the sending process in its own process group, out of reach of Ctrl-C; None if sending was given up."""
         with self._lock:
             if self._is_given_up:
                 return None
@@ -155,7 +155,7 @@ class Publisher:
                 os.write(self._process.stdin.fileno(), b"\n")
 
     def _kill(self) -> None:
-        """Kill the process; no other one is started."""
+        """Kill the sending process; it is not replaced."""
         with self._lock:
             self._is_given_up = True
             if self._process is not None:
@@ -188,9 +188,9 @@ class Publisher:
 
 
 class ReportWriter:
-    """Writes the report of a run, while the rest of it is being sent, in a process of its own.
+    """Writes the report of a run in a process of its own, while other files are being sent.
 
-    file: where it is then, in the record's folder.
+    file: the finished report, in the record's folder.
     """
 
     def __init__(self, store: Path, folder: Path) -> None:
@@ -201,14 +201,16 @@ class ReportWriter:
         self._done: Finished | None = None
 
     def begin(self) -> None:
-        """Start to write it, unless that has begun. The run has ended: its record stays as it is."""
+        """Start to write the report, unless that has begun. The run has ended, so its record no longer changes."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write, daemon=True)
                 self._thread.start()
 
     def written(self) -> Finished:
-        """How it ended. The next call writes it anew, since a run may be continued."""
+        """Wait for the report, and return how its process ended. The next call writes it anew, as a run may
+        continue.
+        """
         self.begin()
         with self._lock:
             assert self._thread is not None
@@ -247,7 +249,11 @@ def main() -> int:
 
 
 def follow(send: Callable[[], str | None], finished: threading.Event, report: Callable[[Report], object]) -> None:
-    """Send what the record holds every few seconds, less often while that fails, and once more when it is complete."""
+    """Send the record every few seconds, less often while that fails, and a last time when it is complete.
+
+    send: returns a warning or None. finished: set when the record is complete. report: called with each change of
+    state.
+    """
     reported: str | None = None
     is_last = False
     while not is_last:
@@ -263,10 +269,10 @@ def follow(send: Callable[[], str | None], finished: threading.Event, report: Ca
 
 
 def _listen(finished: threading.Event, written: ReportWriter) -> None:
-    """Watch standard input for the end of the run and of the executor. Not by sys.stdin: a read in progress while
-    Python ends would hold its lock.
+    """Watch standard input for the end of the run and of the executor; the report is begun when the run ends.
 
-    The report of a run that has ended is begun at once: a short run ends during mlflow's import.
+    It does not use sys.stdin: a read in progress while Python ends would hold its lock. The report starts at once, as a
+    short run ends during mlflow's import.
     """
     while os.read(0, 1024):
         finished.set()

@@ -62,9 +62,9 @@ ENDS = ("node", "combination", "run")  # the order in which runs are closed
 
 
 class Replay:
-    """Sends one run; each call of `send` brings MLflow up to date with the record.
+    """Sends one run to MLflow; each call of `send` brings MLflow up to date with the record.
 
-    is_live: the run is in progress. report: writes its report, which may begin before MLflow is there. counts: numbers
+    is_live: the run is in progress. report: writes the run's report, maybe while MLflow is still unreachable. counts:
     of runs, points and files sent. say: called with what takes long. The caller holds the record's lock.
     """
 
@@ -94,9 +94,9 @@ class Replay:
         self._sent = SentRun.read(folder) or SentRun()
 
     def send(self) -> str | None:
-        """Returns a warning where MLflow did not receive everything; the record keeps the rest.
+        """Send what MLflow lacks. Returns a warning where it did not receive everything; the record keeps the rest.
 
-        It shows no secret of the tracking URI, wherever that stands in the URI.
+        The warning shows no secret of the tracking URI.
         """
         warning = self._sent_or_warned()
         return None if warning is None else redact(warning, self._secrets)
@@ -146,7 +146,10 @@ class Replay:
 
     @cached_property
     def _tracker(self) -> Tracker:
-        """Sends everything again where MLflow no longer has the run. Raises StoreError where it was deleted there."""
+        """The tracker, made on first use; everything is sent again if MLflow no longer has the run.
+
+        Raises StoreError where the run was deleted in MLflow.
+        """
         require_own_store(self._store)
         uri = tracking_uri(self._store, self._record.state.tracking_uri, self._contents.graph.root)
         with no_collection():  # MLflow imports the rest of itself
@@ -179,7 +182,9 @@ class Replay:
         self._save()
 
     def _find_runs(self) -> None:
-        """Ask MLflow which runs it has; of several for one place, which an unconfirmed call may leave, one is kept."""
+        """Ask MLflow for the runs that it has of this run. Of several for the same part, which a failed call may leave,
+        one stays.
+        """
         if self._held is not None:
             return
         tracker = self._tracker  # which may have lost what was sent
@@ -199,7 +204,7 @@ class Replay:
         self._sent_points.clear()
 
     def _begin(self, run: MlflowRun) -> None:
-        """Find or make the run, with its parameters; it is open while it is in progress."""
+        """Find or create an MLflow run, with its parameters; it stays open while in progress."""
         held = self._held_of(run)
         if run.place not in self._is_described:
             if not held.params:  # inputs come first, so that they are there where any parameter is
@@ -210,7 +215,7 @@ class Replay:
             self._tracker.run_again(held)
 
     def _held_of(self, run: MlflowRun) -> HeldRun:
-        """The existing or a new run in MLflow, which mlflow.json names from then on."""
+        """The existing or a new run in MLflow; its id is kept in mlflow.json."""
         assert self._held is not None
         before = self._held.get(run.place)
         if before is not None and before.tags.get(RESTARTS) != run.first_tags.get(RESTARTS):
@@ -238,8 +243,9 @@ class Replay:
         self._sent.write(self._folder)
 
     def _bring_up_to_date(self, run: MlflowRun, *, is_last: bool) -> None:
-        """Send what an MLflow run lacks. is_last: the whole run has ended since it was sent, so that the figures of
-        several nodes may be others.
+        """Send whatever an MLflow run lacks.
+
+        is_last: the whole run has ended, so figures that combine several nodes may have changed.
         """
         held = self._held_of(run)
         changed = {name for name, value in run.tags.items() if held.tags.get(name) != value} - {ACCEPTED}
@@ -260,7 +266,7 @@ class Replay:
             self._sent_points[run.place] += len(points)
 
     def _end(self, run: MlflowRun, held: HeldRun, outdated: list[str]) -> None:
-        """Send what the run has in the end, and close it. All of it can be sent again."""
+        """Send the final contents of an MLflow run, and close it. All of it may be sent a second time."""
         tracker, (kind, name) = self._tracker, run.place
         ending = run.ending(self._sent.experiment, self._sent.parent)
         if kind == "node" and held.tags.get("dflow.digest") != run.tags["dflow.digest"]:
@@ -295,7 +301,7 @@ class Replay:
     # Artifacts that are models.
 
     def _judge_models(self, held: HeldRun, found: Mapping[str, Measured]) -> None:
-        """Link final metrics to each model that they evaluate: those of nodes downstream of it."""
+        """Link final metrics to each logged model that they evaluate: those of nodes below the model's node."""
         graph, tracker = self._contents.graph, self._tracker
         for node in graph.nodes.values():
             judged = [each for node_id, each in found.items() if node_id in graph.below(node.id)]
@@ -306,7 +312,7 @@ class Replay:
                 tracker.log_output(held.run_id, model_id)
 
     def _model(self, node: GraphNode) -> str | None:
-        """The id of the logged model that a node's artifact is; None where it is none, or could not be made."""
+        """The id of a node's artifact as a logged model of MLflow; None where it is no model, or could not be made."""
         state = self._record.state.nodes[node.id]
         if state.state != "done" or state.digest is None or hook(node.op, "logged_model") is None:
             return None
@@ -319,7 +325,9 @@ class Replay:
         return self._models[node.id]
 
     def _made_model(self, node: GraphNode, digest: str) -> str | None:
-        """Raises StageError where the op does not describe it."""
+        """The id of a node's artifact as a logged model, created if missing. Raises StageError if the op describes
+        none.
+        """
         tracker, folder, child = self._tracker, self._store / "objects" / digest, self._sent.nodes[node.id].run_id
         model_id = tracker.ready_model(self._sent.experiment, digest)
         if model_id is None:
@@ -338,8 +346,9 @@ class Replay:
     # Whole artifacts.
 
     def _upload(self, at_most: int | None) -> None:
-        """Send the whole artifacts of the nodes that the pipeline names; at_most: files, as the rest of a live run must
-        not wait long. A file that MLflow has is not sent again.
+        """Send the whole artifacts of the nodes in the pipeline's `upload`; files that MLflow has are not sent again.
+
+        at_most: the number of files in this call, so that the rest of a live run does not wait long.
         """
         assert self._held is not None
         for node in self._contents.graph.nodes.values():
@@ -381,7 +390,7 @@ class Replay:
             self._tracker.log_tags(held, {UPLOADED: whole})
 
     def _is_uploaded_by_maker(self, state: NodeState) -> bool:
-        """Whether the run that computed a cached artifact has uploaded it, to the same place."""
+        """Whether the run that computed a cached artifact has uploaded it to the same MLflow."""
         run = state.source_run if state.cache == "hit" else None
         maker = load_begun(self._store / "records" / run) if run is not None else None
         if maker is None or maker.state.tracking_uri != self._record.state.tracking_uri:

@@ -24,9 +24,10 @@ SPECIAL = re.compile(r"[\\|`]|!(?=\[)|\](?=[(\[])")  # an interval, [1, 2], stay
 
 
 def run_name(state: RunState) -> str:
-    """The name of the whole run in MLflow, which those below it have behind their own.
+    """The name of the whole run in MLflow, to which nested runs append.
 
-    MLflow's list cuts names, so what tells runs apart comes first; the experiment usually has the pipeline's name.
+    MLflow cuts long names, so the part that tells runs apart comes first. The pipeline is left out if the experiment
+    has its name.
     """
     names = [state.name, state.run, "" if state.experiment == state.pipeline else state.pipeline]
     return " ".join(name for name in names if name)
@@ -43,7 +44,7 @@ def maker_tags(state: RunState, name: str) -> dict[str, str]:
 
 
 def run_note(record: Record, graph: Graph, experiment: str, parent: str) -> str:
-    """The description of a run that has ended: the user's notes first."""
+    """The description in MLflow of a run that has ended, beginning with the user's notes."""
     state = record.state
     parts = [shown_notes(graph), f"{_ending(state, record.seconds())}. {_link(experiment, parent)}"]
     unswept = [graph.nodes[node_id] for node_id in graph.result_nodes if graph.nodes[node_id].copy is None]
@@ -58,7 +59,7 @@ def shown_notes(graph: Graph) -> str:
 
 
 def combination_note(combination: Combination, state: RunState, graph: Graph, experiment: str, parent: str) -> str:
-    """The description of a combination that has ended."""
+    """The description in MLflow of a combination that has ended."""
     figures = final_metrics(combination.result_nodes(graph), state.nodes)
     shown = _figures(figures, graph)
     ending = f"One combination of run {_plain(state.run)}{_plain(_open(combination, state))}"
@@ -66,7 +67,7 @@ def combination_note(combination: Combination, state: RunState, graph: Graph, ex
 
 
 def _open(combination: Combination, state: RunState) -> str:
-    """Which of its nodes are not done, and why."""
+    """A text that lists the unfinished nodes of a combination, and why they are not done."""
     nodes = {node.id: state.nodes[node.id] for node in combination.nodes}
     failed = [node_id for node_id, node in nodes.items() if node.state == "failed"]
     blocked = {node_id: node.reason for node_id, node in nodes.items() if node.is_blocked}
@@ -78,7 +79,7 @@ def _open(combination: Combination, state: RunState) -> str:
 
 
 def _ended_status(state: RunState) -> str:
-    """The status of a run that has ended: one recorded as running was killed."""
+    """The status of a run that has ended; "killed" if it is recorded as running."""
     return "killed" if state.status == "running" else state.status
 
 
@@ -98,13 +99,13 @@ def _link(experiment: str, parent: str) -> str:
 
 
 def _figures(found: Mapping[str, tuple[str, float]], graph: Graph) -> str:
-    """The table of the main metrics. found: as `final_metrics` returns them."""
+    """A table of the main metrics in Markdown. found: from `final_metrics`."""
     main = main_metrics(graph, found)
     return _table(("metric", "value", "interval"), result_rows(main, graph.judged_by)) if main else ""
 
 
 def _combinations(graph: Graph, states: Mapping[str, NodeState]) -> str:
-    """The combinations of a sweep, the best first."""
+    """A table of a sweep's combinations in Markdown, the best first."""
     found = combinations(graph)
     if not found:
         return ""
@@ -121,5 +122,5 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text of unknown origin as Markdown of one line, without links, images and HTML."""
+    """The text as one line of Markdown, with links, images and HTML made harmless."""
     return SPECIAL.sub(r"\\\g<0>", " ".join(text.split())).replace("<", "&lt;")

@@ -46,7 +46,7 @@ QUIET = {
 
 @define
 class SentPart:
-    """The MLflow run of a node, or of a combination of a sweep. notes: the descriptions that it may have from dflow."""
+    """The MLflow run of a node or combination, as it was sent. notes: descriptions that dflow may have given it."""
 
     run_id: str
     notes: tuple[str, ...] = ("",)
@@ -54,10 +54,10 @@ class SentPart:
 
 @define
 class SentRun:
-    """What was sent of a run. experiment, parent: ids in MLflow, empty until they are known; notes: as above, newest
-    last.
+    """The record of what was sent to MLflow. experiment, parent: ids in MLflow, "" until known.
 
-    events: the size of the log when all of it was sent, None until then.
+    notes: descriptions that dflow wrote, the newest last. events: size of the log when all of it was sent, None until
+    then.
     """
 
     experiment: str = ""
@@ -69,7 +69,7 @@ class SentRun:
 
     @classmethod
     def read(cls, folder: Path) -> SentRun | None:
-        """Read what was sent; None where nothing was sent, or the file is damaged: then the runs are found by their
+        """Read the record of what was sent; None without one, or if it is damaged: the runs are then found by their
         tags.
         """
         data = read_object(folder / FILE)
@@ -92,7 +92,7 @@ class SentRun:
 
 
 def sent_of(record: Record) -> SentRun:
-    """What was sent of a run; of a fully cached one, of the run with its results. An empty one for nothing."""
+    """The record of what was sent of a run; for a fully cached run, of the run with its results. Empty for nothing."""
     sent = SentRun.read(record.folder)
     if sent is None and record.state.results_run not in (None, record.run):
         sent = SentRun.read(record.folder.with_name(str(record.state.results_run)))
@@ -102,9 +102,9 @@ def sent_of(record: Record) -> SentRun:
 def send_rest(
     store: Path, folder: Path, say: Callable[[str], object] = lambda text: None
 ) -> tuple[str | None, Mapping[str, int]]:
-    """Send what MLflow is missing of a run. The caller holds the record's lock.
+    """Send what MLflow lacks of a run. The caller holds the record's lock.
 
-    say: called with what takes long. Returns a warning where MLflow cannot be reached, and the numbers of runs, points
+    say: called with what takes long. Returns a warning where MLflow cannot be reached, and the counts of runs, points
     and files sent.
     """
     with sync_lock(folder):
@@ -114,9 +114,9 @@ def send_rest(
 
 @contextmanager
 def sync_lock(folder: Path) -> Iterator[None]:
-    """Wait until no other process sends this run.
+    """Hold a lock while sending a run, and wait until no other process sends it.
 
-    The process beside a run ends with its executor, but not at the same moment: the record's lock may be free before.
+    The sending process ends with its executor, but not at the same moment: the record's lock may be free earlier.
     """
     with os.fdopen(open_own(folder / "mlflow.lock", os.O_WRONLY | os.O_CREAT), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -126,9 +126,9 @@ def sync_lock(folder: Path) -> Iterator[None]:
 def new_replay(
     store: Path, folder: Path, report: ReportWriter | None, *, is_live: bool, say: Callable[[str], object]
 ) -> Replay:
-    """The caller is the only publisher of this run. report: writes its report, where that may begin before.
+    """A Replay for a run; the caller must be the run's only sender.
 
-    Raises StoreError without MLflow.
+    report: writes its report, if that may begin before. Raises StoreError without MLflow.
     """
     if importlib.util.find_spec("mlflow") is None:
         raise StoreError("mlflow is not installed here, so nothing can be sent to it: install it (pip install mlflow)")
@@ -140,12 +140,12 @@ def new_replay(
 
 
 def is_tracked(record: Record) -> bool:
-    """Whether a run is sent automatically: tracking is on, or it was sent by `dflow sync` before."""
+    """Whether a run is sent automatically: tracking is on, or `dflow sync` sent it before."""
     return record.state.tracking or (record.folder / FILE).exists()
 
 
 def lacks(record: Record) -> bool:
-    """Whether MLflow is missing something of a run that should be there and is not in progress."""
+    """Whether MLflow lacks something of a run that belongs there and is not in progress."""
     sent = SentRun.read(record.folder)
     if sent is None:
         return record.state.is_for_mlflow and record.state.tracking
@@ -153,6 +153,6 @@ def lacks(record: Record) -> bool:
 
 
 def log_size(folder: Path) -> int:
-    """Bytes of the log of a run."""
+    """The size of a run's log in bytes."""
     path = folder / LOG
     return path.stat().st_size if path.exists() else 0

@@ -27,8 +27,9 @@ KINDS = ("text", "image")
 
 @frozen
 class LargestDifference:
-    """Among the tokens of one kind: the largest difference of a number, the largest distance of a state relative to the
-    norm of the first backend's state, and its position.
+    """The largest difference among the tokens of one kind, and where it occurs.
+
+    absolute: of a single number. relative: of a state, relative to the norm of the first backend's state.
     """
 
     absolute: float
@@ -39,7 +40,9 @@ class LargestDifference:
 
 @frozen
 class Comparison:
-    """One layer and kind of token. allowed: the largest relative distance that rounding explains."""
+    """The comparison of two backends for one layer and kind of token. allowed: the relative distance that rounding
+    explains.
+    """
 
     layer: int
     kind: str
@@ -66,9 +69,10 @@ def compare_states(
     dtype: str,
     float32: Sequence[Tensor] | None = None,
 ) -> list[Comparison]:
-    """Layer by layer, image tokens and others apart; ours, theirs and float32 hold [S, F] of each sample.
+    """Compare two backends' states layer by layer, separately for image tokens and others.
 
-    float32: the first backend's states in float32, which show the rounding of a narrower dtype.
+    ours, theirs, float32: [S, F] of each sample. float32: the first backend's states in float32, which show the
+    rounding of a narrower dtype.
     """
     compared = []
     for place, layer in enumerate(layer_ids):
@@ -97,7 +101,7 @@ def _furthest(
     kind: str,
     image_token_id: int | None,
 ) -> LargestDifference | None:
-    """The largest differences of a layer; None without a token of the kind."""
+    """The largest differences of a layer among tokens of one kind; None without such tokens."""
     found = None
     absolute = 0.0
     for sample, ours_SF, theirs_SF in zip(samples, ours, theirs, strict=True):

@@ -21,8 +21,9 @@ from ops.lib.target.model import Target
 
 @frozen(eq=False)
 class States:
-    """The states of one sample, on the CPU or the target's device: features [S, F], and those after the final norm
-    [S, M] or None.
+    """The states of one sample, on the CPU or the target's device.
+
+    features: [S, F]. final_hidden: the states after the final norm, [S, M], or None.
     """
 
     features: Tensor
@@ -30,7 +31,7 @@ class States:
 
 
 class Backend(Protocol):
-    """A loaded target that captures; features are the inputs of layers k+1."""
+    """A loaded target that captures features: the inputs of layers k+1 for each requested layer k."""
 
     def forward(
         self, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
@@ -38,7 +39,7 @@ class Backend(Protocol):
         """The states of each sample, from one forward pass over all of them."""
 
     def any_rank(self, flag: bool) -> bool:
-        """Whether the flag is set on one of the ranks that share this model; all of them must call it."""
+        """Whether the flag is set on one of the ranks that share this model; a collective of these ranks."""
 
     def close(self) -> None:
         """Free the target's memory."""
@@ -46,10 +47,10 @@ class Backend(Protocol):
 
 @define(eq=False)
 class Halving:
-    """A backend that halves a batch which does not fit into memory, and every later one of its size.
+    """A backend that halves a batch which does not fit into memory, and all later batches of its size.
 
-    shares_model: other ranks run the same passes. They are in the middle of one when memory runs out here, so it cannot
-    be retried, and the error is raised.
+    shares_model: other ranks run the same passes. When memory runs out here, they are in the middle of a pass, so it
+    cannot be retried, and the error is raised.
     """
 
     backend: Backend
@@ -94,7 +95,7 @@ class Halving:
 
 @define(eq=False)
 class HuggingFaceBackend:
-    """A target of transformers."""
+    """A backend that runs the target by transformers."""
 
     target: Target
 
@@ -105,7 +106,7 @@ class HuggingFaceBackend:
     def forward(
         self, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
     ) -> list[States]:
-        """One pass, padded on the right, without the padding's states; on the target's device."""
+        """The states of each sample, from one right-padded pass; on the target's device, without the padding."""
         features_BSF, final_BSM = device_batch(self.target, samples, layer_ids, final_hidden=final_hidden)
         lengths = [len(sample.input_ids) for sample in samples]
         return [
@@ -114,17 +115,17 @@ class HuggingFaceBackend:
         ]
 
     def any_rank(self, flag: bool) -> bool:
-        """Each rank has a model of its own."""
+        """Return the flag: each rank has its own model, so there is no other rank to ask."""
         return flag
 
     def close(self) -> None:
-        """Close nothing: the memory is freed with the object."""
+        """Do nothing: the memory is freed with the object."""
 
 
 def forward_batch(
     target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The result of `device_batch`, on the CPU."""
+    """The features and final states of `device_batch`, copied to the CPU."""
     features_BSF, final_BSM = device_batch(target, samples, layer_ids, final_hidden=final_hidden)
     return features_BSF.cpu(), None if final_BSM is None else final_BSM.cpu()
 
@@ -133,11 +134,10 @@ def forward_batch(
 def device_batch(
     target: Target, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Features [B, S, F] and, if requested, final hidden states [B, S, M] of one forward pass, padded, on the target's
-    device, without waiting for it.
+    """Features [B, S, F] and, if requested, final hidden states [B, S, M] of one padded forward pass.
 
-    Samples with and without images can be mixed. Pixel rows need no separate budget: merge_size^2 of them make an
-    image token, and vision attention stays within an image.
+    They stay on the target's device, which is not waited for. Samples with and without images can be mixed. Pixel rows
+    need no separate budget: merge_size^2 of them make an image token, and vision attention stays within an image.
     """
     with target.capture_inputs(layer_ids) as captured:
         final_BSM = target.hidden(target.inputs(samples))

@@ -12,7 +12,7 @@ from ops.lib.forecasts import TargetStated, TokensForecast, by_field, tokens_mis
 
 
 def conflicts(config: CaptureTargets, forecast: Mapping[str, Any]) -> dict[str, str]:
-    """Layers that the target lacks, tokens of another vocabulary, and splits without a sample."""
+    """Conflicts by field: layers that the target lacks, tokens of another vocabulary, splits without samples."""
     return by_field(_mistakes(config, forecast["target"], forecast["tokens"]))
 
 

@@ -9,7 +9,7 @@ from ops.capture_targets.op import CaptureTargets
 
 
 def layers_of(config: CaptureTargets, num_target_layers: int) -> tuple[int, ...]:
-    """The layers that the config names, or those of its recipe. Raises ConfigError where the target lacks one."""
+    """The layers that the config lists, or those of its recipe. Raises ConfigError where the target lacks one."""
     if config.target_layer_ids is None:
         if config.recipe == "eagle3":
             return eagle3_layers(num_target_layers)
@@ -58,9 +58,9 @@ def eagle3_layers(num_target_layers: int) -> tuple[int, ...]:
 
 
 def check_layers(layer_ids: Sequence[int], num_target_layers: int) -> None:
-    """Raises ConfigError for an id that is out of range or the last layer's.
+    """Check the ids of layers to capture. Raises ConfigError for one out of range, and for the last layer's.
 
-    The feature of layer k is the input of layer k + 1, and serving engines drop the last layer's id silently.
+    The feature of layer k is the input of layer k + 1; serving engines drop the last layer's id silently.
     """
     for layer_id in layer_ids:
         if layer_id == num_target_layers - 1:

@@ -20,7 +20,7 @@ LAYER_IDS = {"minItems": 1, "uniqueItems": True, "allOf": [{"items": {"minimum":
 
 
 def ascending_layers(_instance: object, _attribute: object, layer_ids: tuple[int, ...]) -> None:
-    """Refuses an empty list, repeated or negative ids, and ids that are not ascending."""
+    """A validator: layer ids must be ascending, different and not negative; the list must not be empty."""
     if not layer_ids:
         raise ValueError("'target_layer_ids' must name at least one layer")
     if len(set(layer_ids)) < len(layer_ids):
@@ -35,14 +35,14 @@ FOR_SGLANG = Only("backend", "sglang", "'{name}' needs backend = \"sglang\"")
 
 
 def sglang_args(_instance: object, _attribute: object, given: dict[str, object] | None) -> None:
-    """Refuses all arguments that would cut, skip or move captured states."""
+    """A validator that refuses all SGLang arguments which would cut, skip or move captured states."""
     refused = refused_args(given or {})
     if refused:
         raise ValueError(f"'server_args': {'; '.join(refused)}")
 
 
 def default_batch_tokens(device: str) -> int:
-    """The padded tokens at which a forward pass is fastest: a GPU has much to fill, and a CPU little cache."""
+    """The number of padded tokens at which a forward pass is fastest: a GPU has much to fill, a CPU little cache."""
     return 1024 if device == "cpu" else 8192
 
 
@@ -123,7 +123,7 @@ class CaptureTargets:
 
     @staticmethod
     def launch_mistakes(values: Mapping[str, Any], launch: Mapping[str, Any]) -> dict[str, str]:
-        """Groups of tp_degree ranks share a model, so the launch must make whole groups."""
+        """Mistakes between config and launch: groups of tp_degree ranks share a model, so all groups must be whole."""
         degree, ranks = values.get("tp_degree", 1), launch.get("nproc", 1)
         if ranks % degree == 0:
             return {}
@@ -132,13 +132,13 @@ class CaptureTargets:
 
     @property
     def layer_count(self) -> int:
-        """Number of captured layers."""
+        """The number of captured layers."""
         if self.target_layer_ids is not None:
             return len(self.target_layer_ids)
         return EAGLE3_LAYERS if self.recipe == "eagle3" else self.num_layers or DFLASH_LAYERS
 
     def chosen_libraries(self) -> tuple[str, ...]:
-        """SGLang's version is part of the key only if SGLang captures."""
+        """The library SGLang, whose version enters the key only if SGLang captures."""
         return ("sglang",) if self.backend == "sglang" else ()
 
     def chosen_code(self) -> tuple[str, ...]:

@@ -33,12 +33,14 @@ threads = threads_of_batches
 
 
 def smoke(config: CaptureTargets, samples: int) -> dict[str, Any]:
-    """Shards of one batch, so that several of them show the speed."""
+    """Fields for a smoke run: shards of one batch, so that several of them show the speed."""
     return {"shard_tokens": min(config.shard_tokens, config.batch_tokens or default_batch_tokens("cuda"))}
 
 
 def estimate(config: CaptureTargets, context: PlanContext) -> Estimate:
-    """Features of the counted or expected tokens, else of a million; weights of one rank."""
+    """Estimate memory and disk: weights of one rank, and features of the counted or expected tokens, else
+    of a million.
+    """
     target, tokens = context.inputs["target"], context.inputs["tokens"]
     layers = config.layer_count
     read = first_counted(tokens)
@@ -85,10 +87,10 @@ def estimate(config: CaptureTargets, context: PlanContext) -> Estimate:
 
 
 def feature_bytes(sizes: TargetSizes, states: int, dtype: str) -> int:
-    """Bytes of the shards for one token: its hidden states, id and loss mask."""
+    """The bytes that a token takes in the shards: its hidden states, id and loss mask."""
     return states * int(sizes.text["hidden_size"]) * ITEM_SIZES[dtype] + TOKEN_BYTES
 
 
 def missing_here(config: CaptureTargets) -> dict[str, str]:
-    """SGLang, if it captures."""
+    """A hint to install SGLang, by field, if it captures and is missing."""
     return missing_sglang("backend", 'backend = "sglang"') if config.backend == "sglang" else {}

@@ -93,7 +93,7 @@ def file_of(stage: Stage, plan: ShardPlan) -> Path:
 
 
 def rank_shards(plans: Sequence[ShardPlan], config: CaptureTargets, stage: Stage) -> Iterator[ShardPlan]:
-    """The missing shards of this rank's group."""
+    """The missing shards that this rank's group has to make."""
     group, groups = stage.rank // config.tp_degree, stage.world_size // config.tp_degree
     return iter([plan for plan in plans[group::groups] if not file_of(stage, plan).exists()])
 
@@ -117,9 +117,9 @@ def capture_shards(
     config: CaptureTargets,
     stage: Stage,
 ) -> None:
-    """Capture the shards of this rank or worker, and write them if it is the first rank of its group.
+    """Capture the shards of this rank or worker; the first rank of a group also writes them.
 
-    work: None where other workers have the missing shards for now. Raises StopRequested.
+    work: yields None while other workers still make the missing shards. Raises StopRequested.
     """
     halving = Halving(backend, stage.info if stage.worker == 0 else print, shares_model=config.tp_degree > 1)
     budget = config.batch_tokens or default_batch_tokens(stage.device)
@@ -156,10 +156,10 @@ def capture_shard(
     batch_tokens: int,
     filled: int | None = None,
 ) -> None:
-    """Fill one shard; see `batches_by_length` for batch_tokens and filled. In memory are its states, and the samples of
-    one batch.
+    """Fill one shard with states; see `batches_by_length` for batch_tokens and filled.
 
-    Without a shard the passes are run for the other ranks, and their states dropped.
+    Memory holds the shard's states and the samples of one batch. Without a shard the passes are only run for the other
+    ranks' sake, and their states dropped.
     """
     lengths = [record["tokens"] for record in reader.records[plan.start : plan.end]]
     for batch in batches_by_length(lengths, batch_tokens, filled):
@@ -171,7 +171,7 @@ def capture_shard(
 
 
 def show_progress(plans: Sequence[ShardPlan], stage: Stage) -> int:
-    """Report the tokens of all finished shards, no matter whose; returns the number of missing shards."""
+    """Report the number of tokens in all finished shards, of any rank; returns the number of missing shards."""
     if stage.rank != 0:
         return 0
     found = {file.name for file in stage.work_dir.iterdir()}
@@ -192,7 +192,7 @@ def wait_for_shards(plans: Sequence[ShardPlan], stage: Stage) -> None:
 
 
 def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[ShardPlan]:
-    """Cut a split into shards of at most `shard_tokens` tokens (one sample at least)."""
+    """A split cut into shards of at most `shard_tokens` tokens, or a single sample."""
     lengths = [record["tokens"] for record in reader.records]
     plans: list[ShardPlan] = []
     start = tokens = 0
@@ -205,7 +205,7 @@ def plan_shards(split: str, reader: TokenReader, shard_tokens: int) -> list[Shar
 
 
 def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -> None:
-    """Reports the required disk space before anything is captured. Raises DataError if there is not enough."""
+    """Report the required disk space before capturing. Raises DataError if there is not enough."""
     tokens = sum(plan.tokens for plan in plans)
     missing = sum(plan.tokens for plan in plans if not (stage.work_dir / plan.file).exists())
     free = shutil.disk_usage(stage.work_dir).free

@@ -138,7 +138,7 @@ FIXED_VALUES: Mapping[tuple[str, str], str] = {
 
 
 def refused_args(given: Mapping[str, object]) -> list[str]:
-    """One line for each argument that is not allowed, or not with this value, with the reason."""
+    """The reasons why arguments are refused, by name or by value, one line for each."""
     return [line for name, value in given.items() if (line := _refused(name, value))]
 
 

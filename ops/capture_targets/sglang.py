@@ -46,18 +46,17 @@ class LoadingStage(Protocol):
 
 @define(eq=False)
 class SglangBackend:
-    """A target of SGLang's in this process, or this rank's share of one."""
+    """A backend that runs the target by SGLang in this process, or this rank's share of the target."""
 
     runtime: SglangRuntime
     recipe: Recipe
 
     @classmethod
     def start(cls, config: CaptureTargets, stage: LoadingStage, readers: Mapping[str, TokenReader]) -> SglangBackend:
-        """Load the target after all checks.
+        """Check everything, then load the target.
 
-        Raises DataError for a target that SGLang cannot capture, and for samples longer than the target's context or
-        than what memory holds; ConfigError for server arguments that SGLang rejects, and for ranks that cannot
-        share the target evenly.
+        Raises DataError for a target that SGLang cannot capture, and for samples that exceed its context or memory.
+        Raises ConfigError for server arguments that SGLang rejects, and for ranks that cannot share the target evenly.
         """
         target: TargetModel = stage.inputs["target"]
         check_target(target, config)
@@ -91,12 +90,12 @@ class SglangBackend:
     def forward(
         self, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
     ) -> list[States]:
-        """The samples one after the other, without padding."""
+        """The states of each sample, concatenated without padding into as many passes as necessary."""
         captured = self.runtime.states(samples, layer_ids, final_hidden=final_hidden, recipe=self.recipe)
         return [States(features_SF, final_SM) for features_SF, final_SM in captured]
 
     def any_rank(self, flag: bool) -> bool:
-        """Whether the flag is set on a rank of this model."""
+        """Whether the flag is set on a rank of this model; a collective of these ranks."""
         return self.runtime.any_rank(flag)
 
     def close(self) -> None:
@@ -105,7 +104,7 @@ class SglangBackend:
 
 @frozen
 class Longest:
-    """The sample with the most tokens."""
+    """The sample with the most tokens: its id and their number."""
 
     id: str
     tokens: int
@@ -118,9 +117,9 @@ def longest_sample(readers: Mapping[str, TokenReader]) -> Longest:
 
 
 def check_length(longest: Longest, limit: int, what: str) -> None:
-    """Raises DataError for a sample too long for a pass, before anything is captured.
+    """Check before capturing that the longest sample fits one pass. Raises DataError. what: the limit's name.
 
-    It is not dropped, because the features' samples must be those of the tokens.
+    A longer sample is not dropped, because the features' samples must be those of the tokens.
     """
     if longest.tokens > limit:
         raise DataError(
@@ -130,12 +129,12 @@ def check_length(longest: Longest, limit: int, what: str) -> None:
 
 
 def check_target(target: TargetModel, options: CaptureTargets) -> None:
-    """Raises DataError and ConfigError as `check_config`."""
+    """Check that SGLang can capture a target with these options. Raises DataError and ConfigError as `check_config`."""
     check_config(read_config(target.path / "model"), options)
 
 
 def group_store(stage: LoadingStage, tp_degree: int) -> dist.Store:
-    """The rendezvous of one group, in the store of all ranks."""
+    """The store through which the ranks of one group meet, inside the store of all ranks."""
     return dist.PrefixStore(
         f"capture_targets/group {stage.rank // tp_degree}", meeting_store(stage.rank, stage.world_size)
     )

@@ -18,7 +18,10 @@ PATCH_DIM_OF_QWEN25 = 1176  # the only width of pixel rows that SGLang's Qwen2.5
 
 
 def check_config(config: Mapping[str, Any], options: CaptureTargets) -> None:
-    """Raises DataError for a target that was not compared with SGLang, and ConfigError for its ranks."""
+    """Check that SGLang was compared for this kind of target, and that ranks can share it.
+
+    Raises DataError for the target, and ConfigError for the ranks.
+    """
     model_type, remedy = config.get("model_type"), 'use backend = "huggingface"'
     if model_type not in MODEL_TYPES:
         raise DataError(
@@ -42,10 +45,10 @@ def check_config(config: Mapping[str, Any], options: CaptureTargets) -> None:
 
 
 def check_degree(config: Mapping[str, Any], tp_degree: int, ep_size: int = 1) -> None:
-    """Raises ConfigError for ranks that cannot share a target of this config.json evenly.
+    """Check that ranks can share a target of this config.json evenly, by SGLang's rule. Raises ConfigError.
 
-    SGLang's rule: ranks have equal numbers of query heads and of columns of each MLP; key/value heads are divided, or
-    replicated if there are fewer of them than ranks.
+    Ranks have equal numbers of query heads and of columns of each MLP. Key/value heads are divided, or replicated if
+    there are fewer of them than ranks.
     """
     text, seeing = text_part(config), config.get("vision_config") or {}
     dense = not text.get("num_experts") or bool(text.get("mlp_only_layers"))

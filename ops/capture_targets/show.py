@@ -10,7 +10,7 @@ from ops.lib.report_sections import Account, Section, Table, facts, shard_counts
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """Which samples were captured, and how."""
+    """The report sections on which samples were captured, and how."""
     info = read_json(folder / "features.json")
     samples, tokens = shard_counts(info["shards"])
     account = Account(came_in=sum(samples.values()), kept=samples, splits=tuple(samples))

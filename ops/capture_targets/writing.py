@@ -24,10 +24,10 @@ PINNED = 2**30  # bytes; torch rounds pinned memory up to a power of two and nev
 
 
 class Shard:
-    """The states of consecutive samples of these lengths at these layers, on the CPU, in the stored dtype.
+    """The states of consecutive samples at some layers, on the CPU, in the stored dtype.
 
-    States on a GPU are copied to pinned memory without waiting, while the GPU computes the next batch. A larger shard,
-    of one sample that is longer than `shard_tokens`, is not pinned: its few copies wait.
+    States on a GPU are copied to pinned memory while the GPU computes the next batch. A larger shard, of a single
+    sample longer than `shard_tokens`, is not pinned: its few copies wait.
     """
 
     def __init__(self, lengths: Sequence[int], dtype: torch.dtype, layer_ids: Sequence[int]) -> None:
@@ -59,7 +59,9 @@ class Shard:
             self._copied.record()
 
     def write(self, path: Path, worker: int = 0) -> None:
-        """Write the file, which appears whole or not at all. Raises DataError for states that are not finite."""
+        """Write the shard's file, which appears whole or not at all. Raises DataError for states that are
+        not finite.
+        """
         if self._copied is not None:
             self._copied.synchronize()
         assert self._features_TF is not None

@@ -21,8 +21,9 @@ from ops.lib.vision.family_config import check_served_config
 
 
 def conflicts(config: CheckExport, forecast: Mapping[str, Any]) -> dict[str, str]:
-    """A report of other inputs than the gate's or that serving cannot repeat, a draft of another target, and a target
-    that SGLang, where it must serve, would load as another model.
+    """Conflicts by field: a report on other inputs or with settings unlike serving, a draft of another target.
+
+    Another conflict is a target that SGLang must serve, but would load as another model.
     """
     report, draft = forecast["report"], forecast["draft"]
     block_size = draft.shape.block_size if draft is not None else None
@@ -36,10 +37,10 @@ def conflicts(config: CheckExport, forecast: Mapping[str, Any]) -> dict[str, str
 def report_mistakes(
     report: ReportForecast, read: Mapping[str, str | None], block_size: int | None
 ) -> Iterator[tuple[str, str]]:
-    """Accepted lengths of another draft, target or set of prompts, or that were measured with other settings than a
-    draft is served with: prompts come from the tokens, and answers are compared token by token.
+    """Conflicts of an evaluation report with the gate: other inputs, or settings unlike those of serving.
 
-    read: the identities of the gate's inputs, by edge; block_size: that of the training.
+    Serving takes prompts from the tokens, and answers are compared token by token. read: the identities of the gate's
+    inputs, by edge. block_size: the training's.
     """
     other = [edge for edge, identity in report.inputs.items() if are_different(identity, read.get(edge))]
     if other:

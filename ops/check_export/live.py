@@ -64,7 +64,7 @@ ROUNDINGS = 4  # allowed difference of a forward pass below float32, in multiple
 
 @frozen(kw_only=True)
 class Setting:
-    """What is served, and how it is compared. evaluated_in: dtype of the evaluation."""
+    """The setting of the live stage: what is served, and how it is compared. evaluated_in: dtype of the evaluation."""
 
     draft_dir: Path
     target_dir: Path
@@ -78,14 +78,14 @@ class Setting:
 
     @property
     def exact(self) -> bool:
-        """Whether every step must be equal."""
+        """Whether every verification step must be equal."""
         return self.dtype == self.evaluated_in == "float32"
 
 
 def check_live(
     draft_dir: Path, target_dir: Path, prompts: Sequence[Prompt], config: CheckExport, stage: Stage
 ) -> LiveResult:
-    """Serve the prompts with SGLang's own code and compare; see served_prompts.py.
+    """Serve the prompts with SGLang's own code, and compare the results; see served_prompts.py.
 
     Raises LiveUnavailable if SGLang cannot serve a draft on this machine.
     """
@@ -108,7 +108,7 @@ def check_live(
 
 
 def no_room(error: Exception) -> LiveUnavailable:
-    """The error for a target and a draft that do not fit."""
+    """The LiveUnavailable error for a target and a draft that do not fit into memory."""
     return LiveUnavailable(
         f"not enough memory on this device for the target and the draft: {error}. The stage runs on one GPU: use a "
         "larger or an idle one, or give check_export fewer live_prompts, or a larger share of the "
@@ -117,7 +117,7 @@ def no_room(error: Exception) -> LiveUnavailable:
 
 
 def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
-    """Runs SGLang first; dflow's target is loaded after it is closed."""
+    """Run SGLang on the prompts, close it, load dflow's target, and judge the differences."""
     draft, mistakes = own_draft(setting.draft_dir)
     engine = start_engine(setting, prompts, BLOCK if draft is None else draft.config.block_size)
     if isinstance(engine, Finding):
@@ -149,7 +149,7 @@ def serve_and_judge(setting: Setting, prompts: Sequence[Prompt]) -> LiveResult:
 
 
 def watch(engine: DflashEngine, prompts: Sequence[Prompt], eos_token_ids: Sequence[int]) -> list[Watched]:
-    """Decodes each prompt again in a batch of one, and records the draft's inputs for it and its answer."""
+    """Decode each prompt again in a batch of one, and record the draft's inputs and the answer."""
     seen = [engine.context_of(prompt.sample, prompt.max_new_tokens, eos_token_ids) for prompt in prompts]
     return [
         Watched(prompt, one.features_SF, one.positions_S, one.answer) for prompt, one in zip(prompts, seen, strict=True)
@@ -157,7 +157,10 @@ def watch(engine: DflashEngine, prompts: Sequence[Prompt], eos_token_ids: Sequen
 
 
 def choose_dtype(config: CheckExport, report: Mapping[str, Any], device: str) -> str:
-    """The config's dtype, by default the evaluation's; on a GPU bfloat16, to which SGLang casts a draft's inputs."""
+    """The dtype of the live stage: on a CPU the config's, else the evaluation's; on a GPU always bfloat16.
+
+    SGLang casts a draft's inputs to bfloat16 on a GPU. Raises LiveUnavailable if the config sets another dtype there.
+    """
     if device == "cpu":
         return config.dtype or str(report["dtype"])
     if config.dtype not in (None, "bfloat16"):
@@ -169,7 +172,7 @@ def choose_dtype(config: CheckExport, report: Mapping[str, Any], device: str) ->
 
 
 def own_draft(draft_dir: Path) -> tuple[DraftModel | None, list[Finding]]:
-    """dflow's own draft from the directory, or the mistake that prevents loading it."""
+    """The draft loaded by dflow itself from the directory, or None and the mistake that prevents it."""
     try:
         return load_draft(draft_dir), []
     except DataError as error:
@@ -181,7 +184,7 @@ def own_draft(draft_dir: Path) -> tuple[DraftModel | None, list[Finding]]:
 
 
 def start_engine(setting: Setting, prompts: Sequence[Prompt], block_size: int) -> DflashEngine | Finding:
-    """SGLang with this target and draft, and a pool for a batch of prompts; a mistake if it rejects the draft.
+    """Start SGLang with this target and draft, and room for a batch of prompts; a mistake if it rejects the draft.
 
     Raises LiveUnavailable if SGLang cannot be imported, rejects the device or runs out of memory.
     """
@@ -216,7 +219,7 @@ def start_engine(setting: Setting, prompts: Sequence[Prompt], block_size: int) -
 
 
 def setting_mistakes(engine: DflashEngine, config: DraftConfig) -> list[Finding]:
-    """Values of the draft's config.json that SGLang reads differently."""
+    """Mistakes for values of the draft's config.json that SGLang reads differently."""
     return [
         mistake(
             "config.json",
@@ -239,7 +242,7 @@ def setting_mistakes(engine: DflashEngine, config: DraftConfig) -> list[Finding]
 def compare_forward(
     engine: DflashEngine, draft: DraftModel, setting: Setting
 ) -> tuple[dict[str, float], list[Finding]]:
-    """The largest difference between SGLang's draft class and dflow's for several contexts, and the mistakes."""
+    """The largest differences between SGLang's draft class and dflow's, by context, and mistakes for large ones."""
     if engine.worker.queries != draft.config.layout().queries:
         return {}, []
     from ops.lib.sglang import draft_forward
@@ -265,7 +268,7 @@ def compare_forward(
 
 
 def serve(engine: DflashEngine, prompts: Sequence[Prompt], eos_token_ids: Sequence[int]) -> list[Decoded]:
-    """SGLang's answers, in the order of the prompts."""
+    """The answers that SGLang gives, in the order of the prompts."""
     limits = sorted({prompt.max_new_tokens for prompt in prompts})
     answers: dict[int, Decoded] = {}
     for limit in limits:
@@ -290,7 +293,7 @@ def judge(
     departed: Sequence[Departure],
     watched: Sequence[Watched],
 ) -> Judgement:
-    """Which departures are mistakes, and their cause; SGLang is closed by now.
+    """Decide which departures are mistakes, and find their cause. SGLang is already closed.
 
     draft: None if a known mistake explains them.
     """

@@ -57,9 +57,9 @@ BEHIND = (
 
 @frozen(eq=False)
 class Watched:
-    """Inputs of SGLang's draft while it decoded one prompt.
+    """The inputs of SGLang's draft while it decoded one prompt.
 
-    features_SF: of the target, on the CPU. positions_S: theirs, on the CPU. answer: as decoded.
+    features_SF: the target's features, on the CPU. positions_S: their positions, on the CPU. answer: as decoded.
     """
 
     prompt: Prompt
@@ -70,10 +70,10 @@ class Watched:
 
 @frozen
 class Comparison:
-    """The result for all prompts together.
+    """The comparison of SGLang's draft inputs with dflow's, over all prompts.
 
-    cause: which of the draft's inputs differs, None if none does. replayed: share of SGLang's steps in which dflow's
-    draft has as many tokens right on the same answer. feature_distance: largest of all layers and kinds of tokens.
+    cause: which input of the draft differs, None if none does. replayed: the share of SGLang's steps in which dflow's
+    draft gets as many tokens right on the same answer. feature_distance: the largest of all layers and kinds of tokens.
     """
 
     cause: Finding | None
@@ -85,7 +85,7 @@ class Comparison:
 
 
 def prompts_to_watch(prompts: Sequence[Prompt], departed: Sequence[Departure]) -> list[Prompt]:
-    """The first prompts with and without images, and those of the first departures."""
+    """The prompts whose draft inputs are recorded: the first with and without images, and the first departures'."""
     chosen = [departure.prompt for departure in departed[:DEPARTED]]
     for with_images in (False, True):
         kind = [prompt for prompt in prompts if bool(len(prompt.sample.image_grid_thw)) == with_images]
@@ -96,7 +96,7 @@ def prompts_to_watch(prompts: Sequence[Prompt], departed: Sequence[Departure]) -
 
 @torch.inference_mode()
 def compare_watched(target: Target, draft: DraftModel, watched: Sequence[Watched]) -> Comparison:
-    """Compares the inputs of SGLang's draft with dflow's target and draft, of the same dtype and device.
+    """Compare the inputs of SGLang's draft with those of dflow's target and draft, with the same dtype and device.
 
     The cause is that of the first prompt that has one: positions first, then features, then the draft's proposals.
     """
@@ -121,7 +121,7 @@ def compare_watched(target: Target, draft: DraftModel, watched: Sequence[Watched
 
 
 def seen_mistake(cause: Finding) -> Finding:
-    """The mistake for wrong inputs without wrong accepted lengths."""
+    """The mistake for wrong inputs of the draft that did not change accepted lengths."""
     effect = (
         "verifies every token, so the answers are still right, but it accepts less of what the draft proposes the more "
         "it learned from the target's states"
@@ -130,7 +130,7 @@ def seen_mistake(cause: Finding) -> Finding:
 
 
 def other_positions(watched: Watched) -> Finding | None:
-    """The cause if the keys of the context do not have the positions of their tokens."""
+    """The cause if the context's keys do not have their tokens' positions; None if they do."""
     positions_S = watched.positions_S
     expected_S = torch.arange(len(positions_S))
     if torch.equal(positions_S, expected_S):
@@ -146,9 +146,10 @@ def other_positions(watched: Watched) -> Finding | None:
 
 @frozen
 class Layer:
-    """One captured layer's states. distance: from the correct ones, of the kind of tokens with the largest.
+    """The states of one captured layer. distance: from the correct ones, for the kind of tokens where it is largest.
 
-    before: distance from the states before deepstack's features are added; others: from those of every other layer.
+    before: distance from the states before deepstack's features are added. others: distances from all other layers'
+    states.
     """
 
     layer_id: int
@@ -159,7 +160,7 @@ class Layer:
 
 
 def other_features(layers: Sequence[Layer], target: Target) -> Finding | None:
-    """The cause for layers with wrong states, naming what they contain instead if known."""
+    """The cause for layers with wrong states, with a hint at what they hold instead; None if all are right."""
     same = SAME[target.embed_weight.dtype]
     found = []
     for layer in layers:
@@ -181,10 +182,10 @@ def other_features(layers: Sequence[Layer], target: Target) -> Finding | None:
 
 @frozen(eq=False)
 class Along:
-    """One forward pass of dflow's target over prompt and answer.
+    """One forward pass of dflow's target over a prompt and its answer.
 
-    outputs_SM: the output of each layer; inputs_SM: the input of the next one, by the same number. kinds: which
-    tokens [S] are of an image, of the rest of the prompt, and of the answer; without empty kinds.
+    outputs_SM: the output of each layer. inputs_SM: the input of the next layer, under the same number. kinds: masks
+    [S] of the tokens of images, of the rest of the prompt, and of the answer; without empty kinds.
     """
 
     inputs_SM: Mapping[int, Tensor]
@@ -193,7 +194,7 @@ class Along:
 
     @classmethod
     def of(cls, target: Target, watched: Watched) -> Along:
-        """Raises what the target raises; tokens after the answer's end are omitted."""
+        """Run dflow's target over a prompt and its answer, up to the answer's end. Raises as the target does."""
         sample, answer = watched.prompt.sample, watched.answer
         ids_S = torch.cat([sample.input_ids[: sample.prompt_tokens], torch.tensor(answer.tokens)])
         ids_S = ids_S[: max(sample.prompt_tokens, min(len(ids_S), len(watched.features_SF)))]
@@ -242,9 +243,9 @@ class Along:
 
 
 def replay(target: Target, draft: DraftModel, watched: Watched, features_SF: Tensor) -> tuple[int, int]:
-    """(Steps of SGLang's answer in which dflow's draft has as many tokens right, all steps).
+    """The number of steps in which dflow's draft gets as many tokens right as SGLang's did, and the number of steps.
 
-    features_SF: of dflow's target. Nothing after the answer's end is compared.
+    features_SF: dflow's target's. Nothing after the answer's end is compared.
     """
     tokens, start = watched.answer.tokens, watched.prompt.sample.prompt_tokens
     context = DraftContext(draft)
@@ -271,9 +272,9 @@ OTHER_REPORT = Finding(
 def is_tie(target: Target, draft: DraftModel, departure: Departure, margin: float) -> bool:
     """Whether the two best scores are closer than `margin` where SGLang first differs from `evaluate`.
 
-    For a token these are the target's logits. For an accepted length they are what the draft chooses by at the first
-    slot that only one side accepts: the slots before it are the same tokens on both sides. An answer that `evaluate`
-    itself decodes differently in blocks and token by token counts as tied too.
+    For a token, the scores are the target's logits. For an accepted length, they are the draft's at the first slot that
+    only one side accepts; the tokens before it are equal. A prompt counts as tied too if `evaluate` itself decodes it
+    differently in blocks and token by token.
     """
     prompt = departure.prompt
     if decode_speculative(target, draft, prompt.sample, prompt.max_new_tokens).tokens != prompt.tokens:
@@ -302,7 +303,7 @@ def is_tie(target: Target, draft: DraftModel, departure: Departure, margin: floa
 
 
 def find_cause(target: Target, draft: DraftModel, departure: Departure, comparison: Comparison) -> Finding:
-    """The cause of a departure: first the draft's inputs, of any prompt."""
+    """The cause of a departure; wrong inputs of the draft, for any prompt, come first."""
     if comparison.cause is not None:
         return comparison.cause
     again = decode_speculative(target, draft, departure.prompt.sample, departure.prompt.max_new_tokens)
@@ -310,7 +311,7 @@ def find_cause(target: Target, draft: DraftModel, departure: Departure, comparis
 
 
 def other_dtype(served_in: str, evaluated_in: str) -> Finding:
-    """The cause if nothing else differs."""
+    """The cause to name if nothing but the dtype differs."""
     return Finding(
         f"features and positions of the prompt are correct, but SGLang serves in {served_in} and evaluate "
         f"decoded in {evaluated_in}, and rounding changes the answers, in which the draft may be worse",
@@ -319,7 +320,7 @@ def other_dtype(served_in: str, evaluated_in: str) -> Finding:
 
 
 def _along(target: Target, layer_ids: Sequence[int], prompt: Prompt) -> tuple[Tensor, Tensor]:
-    """Logits [S, V] and features [S, F] of the prompt with its answer, in one forward pass."""
+    """The logits [S, V] and features [S, F] of the prompt with its answer, from one forward pass."""
     ids = torch.cat([prompt.sample.input_ids[: prompt.sample.prompt_tokens], torch.tensor(prompt.tokens)])
     whole = evolve(prompt.sample, input_ids=ids, loss_mask=torch.zeros(len(ids), dtype=torch.bool))
     with target.capture_inputs(layer_ids) as captured:

@@ -25,15 +25,16 @@ COMPARED = (
 
 
 def without_worker(engine: str) -> str:
-    """Why the live stage cannot serve a draft, by what serves it in SGLang, if anything does."""
+    """A text on why the live stage cannot serve a draft. engine: the name of its algorithm in SGLang, "" for none."""
     if not engine:
         return NO_SERVER
     return f"the live stage runs SGLang's workers {' and '.join(WORKERS)} only, and this draft is served by {engine}"
 
 
 def unlike_serving(evaluated: Mapping[str, Any], block_size_trained: int | None) -> list[str]:
-    """The fields of `evaluate` at which accepted lengths cannot be compared with those of a served draft, as
-    "name = value". evaluated: these fields. block_size_trained: None if it is not known.
+    """The settings of `evaluate` with which accepted lengths differ from a served draft's, as "name = value".
+
+    evaluated: the fields of `evaluate`. block_size_trained: None if unknown.
     """
     size = evaluated.get("block_size")  # `evaluate` refuses more than block_size_trained
     differs = {
@@ -45,7 +46,7 @@ def unlike_serving(evaluated: Mapping[str, Any], block_size_trained: int | None)
 
 
 def sglang_args(_instance: object, attribute: Attribute[Any], given: dict[str, object] | None) -> None:
-    """Rejects the arguments that a capture rejects too, all of them at once."""
+    """A validator that rejects SGLang arguments which a capture rejects too, all at once."""
     refused = refused_args(given or {})
     if refused:
         raise ValueError(f"'{attribute.name}': {'; '.join(refused)}")
@@ -95,8 +96,9 @@ class CheckExport:
 
     @staticmethod
     def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
-        """Checks that the evaluation can be compared with a served draft; and that the live stage can serve the draft,
-        if it is required and the pipeline trains the draft.
+        """Mistakes against nodes above: an evaluation unlike serving, or a draft that the live stage cannot serve.
+
+        The latter counts only if the live stage is required and the pipeline trains the draft.
         """
         trained = above("draft", "draft")
         wrong = {}
@@ -110,9 +112,9 @@ class CheckExport:
         return wrong
 
     def chosen_libraries(self) -> tuple[str, ...]:
-        """SGLang, so that the node runs again once it is installed."""
+        """The library SGLang, so that the node runs again once it is installed; none if the live stage is off."""
         return () if self.live == "off" else ("sglang",)
 
     def chosen_code(self) -> tuple[str, ...]:
-        """The draft's algorithm is known once it is there: of all of them."""
+        """The code of all draft algorithms, since the draft's is known only once it exists."""
         return code_of(algorithm_names(), "model", "reference")

@@ -27,10 +27,10 @@ COMPARE = "compare the accepted lengths of a server (`dflow serve`) with the tau
 
 @frozen(kw_only=True)
 class Outcome:
-    """Results of checking an export.
+    """The results of checking an export.
 
-    report: the evaluation's report.json. prompts: those that SGLang decoded, or would have decoded. engine: what serves
-    the draft in SGLang. skipped: why SGLang was not used, if served is None.
+    report: the evaluation's report.json. prompts: those that SGLang decoded, or would have decoded. engine: the
+    algorithm that serves the draft in SGLang. skipped: why SGLang was not used, if served is None.
     """
 
     report: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Outcome:
 
     @property
     def shown_warnings(self) -> tuple[str, ...]:
-        """All that the user is warned of; `warnings` are those of the draft."""
+        """All warnings for the user; the field `warnings` holds only those about the draft."""
         if not self.engine:
             return (f"the live stage was SKIPPED: {UNSERVED}", *self.warnings)
         short = "dflow resume RUN --from check (docs/serving.md)" if self.engine in WORKERS else COMPARE
@@ -50,19 +50,19 @@ class Outcome:
 
     @property
     def remedy(self) -> str:
-        """What to do where the live stage was skipped."""
+        """Advice for a skipped live stage."""
         if not self.engine:
             return UNSERVED
         return REPEAT if self.engine in WORKERS else COMPARE
 
     @property
     def tau_evaluate(self) -> dict[str, float | None]:
-        """tau of these prompts as evaluate measured it, under "all" and by category."""
+        """tau as evaluate measured it on the gate's prompts, under "all" and by category."""
         return taus((prompt.sample.category, Decoded(prompt.tokens, prompt.accepted)) for prompt in self.prompts)
 
     @property
     def tau_served(self) -> dict[str, float | None] | None:
-        """tau of the same prompts as SGLang served them, counted in the same way."""
+        """tau as SGLang served the gate's prompts, counted as by evaluate; None if it served none."""
         if self.served is None:
             return None
         return taus((prompt.sample.category, answer) for prompt, answer in self._served)
@@ -93,7 +93,7 @@ class Outcome:
         }
 
     def metrics(self) -> dict[str, float]:
-        """The figures by their names in MLflow."""
+        """The results by their names in MLflow."""
         flat = {
             "check/static_passed": 1.0,
             "check/live_skipped": float(self.served is None),
@@ -130,7 +130,7 @@ class Outcome:
         ]
 
     def show(self, stage: Stage) -> None:
-        """The result in a few lines."""
+        """Show the result to the user in a few lines."""
         stage.info("the serving directory meets the contract")
         if self.served is None or self.tau_served is None:
             stage.info(f"the live stage was skipped: {' '.join(str(self.skipped).split())}")
@@ -144,12 +144,12 @@ class Outcome:
 
 
 def taus(answers: Iterable[tuple[str, Decoded]]) -> dict[str, float | None]:
-    """tau = generated tokens / verification steps, of all answers and by category; None without a step."""
+    """tau = generated tokens / verification steps, under "all" and by category; None without a step."""
     return {name: served_tau(group) for name, group in by_category(answers).items()}
 
 
 def card_text(outcome: Outcome) -> str:
-    """The model card's section of accepted lengths."""
+    """The text of the model card's section on accepted lengths."""
     report = outcome.report
     rows = [
         (name, measured["prompts"], number(measured["tau"]), interval_text(measured, "-"))

@@ -18,12 +18,12 @@ threads = threads_of_decoding
 
 
 def smoke(config: CheckExport, samples: int) -> dict[str, Any]:
-    """A few prompts of each category."""
+    """Fields for a smoke run: a few prompts of each category."""
     return {"live_prompts": min(config.live_prompts or PROMPTS, PROMPTS)}
 
 
 def estimate(config: CheckExport, context: PlanContext) -> Estimate:
-    """Target and draft in SGLang, then dflow's own target in their place, once SGLang's is released.
+    """Estimate memory: target and draft in SGLang, then dflow's own target, after SGLang's is released.
 
     The draft is loaded twice while the two forward passes are compared.
     """
@@ -55,7 +55,7 @@ def estimate(config: CheckExport, context: PlanContext) -> Estimate:
 
 
 def missing_here(config: CheckExport) -> dict[str, str]:
-    """SGLang, if the live stage is required."""
+    """A hint to install SGLang, by field, if the live stage requires it."""
     if config.live != "required":
         return {}
     missing = missing_sglang("live", "the gate")

@@ -73,7 +73,10 @@ def check_export(config: CheckExport, stage: Stage) -> None:
 
 
 def check_report(report: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-    """Raises DataError for a report of other inputs, or that serving cannot repeat. `check_serving` has the draft."""
+    """Check that a report was made with the gate's inputs and serving settings. Raises DataError.
+
+    `check_serving` checks the draft.
+    """
     digests = {edge: given.digest for edge, given in inputs.items()}
     refuse_conflicts(by_field(report_mistakes(ReportForecast.of(report), digests, None)), inputs["report"])
 
@@ -97,7 +100,7 @@ def choose_prompts(
 
 
 def serve(config: CheckExport, stage: Stage, prompts: Sequence[Prompt]) -> tuple[LiveResult | None, str | None]:
-    """SGLang's results for the prompts, or why it was not used. Raises DataError if it was required and failed."""
+    """The results of SGLang for the prompts, or why it was not used. Raises DataError if it was required and failed."""
     if config.live == "off":
         return None, 'live = "off"'
     draft_dir, target_dir = stage.inputs["draft"].path, stage.inputs["target"].path / "model"
@@ -151,7 +154,7 @@ def rotary_warnings(config: Mapping[str, Any]) -> list[str]:
 
 
 def write(stage: Stage, outcome: Outcome) -> None:
-    """Writes the serving directory as shipped, with tau in its card, and check.json."""
+    """Write the serving directory to ship, with tau in its model card, and check.json."""
     source, shipped = stage.inputs["draft"].path, stage.out_dir / "draft"
     folders = ("", SPECULATORS) if SPECULATORS in formats_of(read_json(source / CONFIG)) else ("",)
     for folder in folders:

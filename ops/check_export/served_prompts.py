@@ -26,15 +26,15 @@ SLACK = 0.05  # of tau, below the interval: with few prompts it is narrow
 
 
 class LiveUnavailable(DataError):
-    """SGLang is installed but cannot serve a draft of this kind on this machine, whatever the draft."""
+    """An error: SGLang is installed, but cannot serve any draft of this kind on this machine."""
 
 
 @frozen
 class Prompt:
-    """A prompt of the evaluation. tokens: the target's greedy answer, its first token and EOS included.
+    """A prompt of the evaluation. tokens: the target's greedy answer, with its first token and EOS.
 
-    accepted: draft tokens that `evaluate` accepted in each verification step, those after EOS included.
-    max_new_tokens: where `evaluate` stopped, counted after the first token.
+    accepted: draft tokens that `evaluate` accepted in each verification step, even after EOS. max_new_tokens: where
+    `evaluate` stopped, counted after the first token.
     """
 
     sample: TokenSample
@@ -45,12 +45,12 @@ class Prompt:
 
 @frozen
 class LiveResult:
-    """The result of SGLang's own code for the draft.
+    """The result of running SGLang's own code with the draft.
 
-    version: of SGLang. answers: in the order of the prompts, none if SGLang refused the draft.
-    forward: what was compared ("3 layers, window 8, context 17") -> largest difference between SGLang's draft class and
-    ours. ties: answers or steps that differ where two logits are
-    closer than the tie margin, which is not a mistake. details: further figures for check.json.
+    version: of SGLang. answers: in the order of the prompts; empty if SGLang refused the draft. forward: a case such as
+    "3 layers, window 8, context 17" -> largest difference between SGLang's draft class and dflow's. ties: answers or
+    steps that differ where two logits are closer than the tie margin, which is no mistake. details: further figures for
+    check.json.
     """
 
     version: str
@@ -62,7 +62,7 @@ class LiveResult:
 
 
 def nan_last(value: float) -> float:
-    """Orders numbers with NaN as the largest."""
+    """A sort key by which NaN is the largest number."""
     return math.inf if math.isnan(value) else value
 
 
@@ -73,10 +73,10 @@ def largest(values: Iterable[float]) -> float:
 
 @frozen
 class Departure:
-    """A prompt that SGLang decoded differently.
+    """A prompt that SGLang decoded differently from `evaluate`.
 
-    position: the first token that differs. step: the first verification step whose accepted length does. None if
-    none does.
+    position: the first token that differs. step: the first verification step with another accepted length. None if none
+    does.
     """
 
     prompt: Prompt
@@ -98,7 +98,7 @@ class Departure:
 
 
 def departures(prompts: Sequence[Prompt], served: Sequence[Decoded]) -> list[Departure]:
-    """The prompts whose answer or accepted lengths are not equal."""
+    """The prompts whose answers or accepted lengths differ between SGLang and `evaluate`."""
     found = []
     for prompt, answer in zip(prompts, served, strict=True):
         position = _first_difference(prompt.tokens, answer.tokens)
@@ -109,9 +109,9 @@ def departures(prompts: Sequence[Prompt], served: Sequence[Decoded]) -> list[Dep
 
 
 def departure_mistakes(found: Sequence[Departure], prompts: int, cause: Finding) -> Iterator[Finding]:
-    """One mistake for answers that differ, and one for accepted lengths.
+    """One mistake for all answers that differ, and one for all accepted lengths that differ.
 
-    found: those that are not ties, out of `prompts`. cause: the reason found for one of them.
+    found: the departures that are no ties. prompts: the number of prompts. cause: the reason found for one of them.
     """
     answers = [departure for departure in found if departure.position is not None]
     if answers:
@@ -130,7 +130,7 @@ def departure_mistakes(found: Sequence[Departure], prompts: int, cause: Finding)
 
 
 def tau_of(prompts: Sequence[Prompt]) -> Tau:
-    """tau of these prompts in `evaluate`, with its interval."""
+    """tau of the gate's prompts in `evaluate`, with its interval."""
     return acceptance_length([Decoded(prompt.tokens, prompt.accepted) for prompt in prompts], RESAMPLINGS, seed=0)
 
 
@@ -154,7 +154,7 @@ def tau_mistake(served: float | None, measured: Tau, cause: Finding) -> Finding:
 
 
 def equal_steps(prompts: Sequence[Prompt], served: Sequence[Decoded]) -> float:
-    """Share of verification steps that accept as many draft tokens in SGLang as in `evaluate`."""
+    """The share of verification steps that accept as many draft tokens in SGLang as in `evaluate`."""
     pairs = [(prompt.accepted, answer.accepted) for prompt, answer in zip(prompts, served, strict=True)]
     steps = sum(max(len(ours), len(theirs)) for ours, theirs in pairs)
     equal = sum(a == b for ours, theirs in pairs for a, b in zip(ours, theirs, strict=False))

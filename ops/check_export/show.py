@@ -12,7 +12,7 @@ from ops.lib.report_sections import Section, Table, facts, verdict
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The checks that passed, and tau as evaluated and as served by SGLang; the verdicts."""
+    """The report sections of a checked draft: checks passed, tau as evaluated and as served, and verdicts."""
     check = read_json(folder / "check.json")
     live = {f"live: {name}": value for name, value in check["live"].items()}
     sections = [Section("gate", facts({"static": check["static"], **live}))]
@@ -28,7 +28,7 @@ def report(folder: Path) -> Sequence[Section]:
 
 
 def _verdicts(check: Mapping[str, Any]) -> Iterator[Section]:
-    """Sections of verdicts on a checked draft. check: check.json, which only a draft that passed has."""
+    """The verdict sections of a checked draft. check: check.json, which only a draft that passed has."""
     live, tau = check["live"], check["tau"]
     engine = check.get("engine", plain().engine)
     contract = f"the contract of SGLang's {engine} worker" if engine else f"the contract, and {NO_SERVER}"

@@ -23,7 +23,7 @@ SHOWN_MISTAKES = 100
 
 @frozen(eq=False)
 class BenchmarkRow:
-    """A line's prompt. place: `file:line`."""
+    """The prompt in a line of a benchmark. place: `file:line`."""
 
     place: str
     category: str
@@ -32,7 +32,7 @@ class BenchmarkRow:
 
 @frozen
 class Misfit:
-    """A line that cannot be used, and why."""
+    """A line of a benchmark that cannot be used, and the reason."""
 
     place: str
     mistake: str
@@ -42,13 +42,13 @@ class Misfit:
 
 
 def check_benchmark(file: Path) -> None:
-    """Raises DataError as `refuse`, for mistakes that need only the file."""
+    """Check a benchmark for mistakes that show in the file alone. Raises DataError as `refuse`."""
     rows = list(benchmark_rows(file))
     refuse(file, [row for row in rows if isinstance(row, Misfit)], len(rows))
 
 
 def benchmark_rows(file: Path) -> Iterator[BenchmarkRow | Misfit]:
-    """All lines that are not blank. Raises DataError if the file is missing."""
+    """Read all lines of a benchmark that are not blank. Raises DataError if the file is missing."""
     if not file.is_file():
         raise DataError(f"{file}: no such file; benchmark must name a file of JSON lines")
     places: dict[str, str] = {}
@@ -62,7 +62,7 @@ def benchmark_rows(file: Path) -> Iterator[BenchmarkRow | Misfit]:
 
 
 def refuse(file: Path, misfits: Sequence[Misfit], rows: int) -> None:
-    """Raises DataError with every unusable line of the file, out of `rows`; and for a file without lines."""
+    """Raise DataError if lines are unusable, listing them, or if there are no lines. rows: number of all lines."""
     if misfits:
         more = [f"... and {len(misfits) - SHOWN_MISTAKES} more"] if len(misfits) > SHOWN_MISTAKES else []
         raise DataError(
@@ -80,7 +80,7 @@ def refuse(file: Path, misfits: Sequence[Misfit], rows: int) -> None:
 
 
 def _row(record: Record) -> BenchmarkRow | Misfit:
-    """The row of a well-formed record."""
+    """The prompt in a well-formed record, or why it cannot be used."""
     finder = ImageFinder(record.folder, remedy="copy it into the folder of the benchmark file")
     sample = sample_of_row(record.row, str(record.row["id"]), finder, require_answers=False)
     if isinstance(sample, DroppedSample):
@@ -91,7 +91,7 @@ def _row(record: Record) -> BenchmarkRow | Misfit:
 
 
 def _form_mistake(row: Any) -> str:
-    """The mistake in a row, or an empty string: by the rules of all data files, and those of a benchmark."""
+    """The mistake in a row of a benchmark, by the rules of all data files and those of a benchmark; "" for none."""
     return row_mistake(row) or next(_lacking(row), "")
 
 

@@ -26,8 +26,9 @@ FEWEST = 2  # prompts or batches of an interval
 
 @frozen(eq=False)
 class Measured:
-    """A figure of every variant: value, interval, and what each draft has. beside: less that of the first variant, or
-    times that, with its interval; None for the first.
+    """A figure of several variants: values, intervals, and the value of each draft.
+
+    beside: the difference from the first variant, or the ratio to it, with its interval; None for the first.
     """
 
     values: Sequence[float]
@@ -37,7 +38,7 @@ class Measured:
 
 
 def compare_evaluations(artifacts: Sequence[Compared]) -> Iterator[Section]:
-    """Tables of tau and of the speed-up; of what was not measured alike nothing but the reason."""
+    """Report sections that compare tau and speed-up; for what was measured differently only the reason is shown."""
     found = variants(artifacts)
     yield from _tau(found)
     yield from _speedup(found)
@@ -105,11 +106,11 @@ def _speedup(found: Sequence[Variant]) -> Iterator[Section]:
 
 
 def measure_ratios(sums: Sequence[np.ndarray], *, is_ratio: bool) -> Measured | None:
-    """Ratio of each variant's sums, with its interval, and compared with that of the first variant.
+    """The ratio of each variant's sums, with its interval, and compared with the first variant's.
 
-    sums: of each variant [drafts, N, 2] numerators and denominators, or [drafts, N, 4] those of two ratios. Of these
-    the first is divided by the second. is_ratio: variants are compared by their ratio, not by their difference. None
-    where a denominator is 0 for all prompts.
+    sums: for each variant, [drafts, N, 2] numerators and denominators, or [drafts, N, 4] those of two ratios, of which
+    the first is divided by the second. is_ratio: compare variants by the ratio of their values, not by the difference.
+    None where a denominator is 0 for all prompts.
     """
     count = sums[0].shape[1]
     draws_RN = resampled(count, RESAMPLINGS, SEED)
@@ -142,13 +143,15 @@ def _within(least: float, value: float, drawn_R: np.ndarray | None, count: int) 
 
 
 def _value(sums: np.ndarray) -> np.ndarray:
-    """[...] of the last axis."""
+    """The ratio, or ratio of two ratios, along the last axis: [..., 2] or [..., 4] becomes [...]."""
     ratio: np.ndarray = sums[..., 0] / sums[..., 1]
     return ratio if sums.shape[-1] == 2 else ratio / (sums[..., 2] / sums[..., 3])
 
 
 def _answers(folder: Path) -> dict[str, tuple[str, int, int]]:
-    """Category, generated tokens and verification steps of each prompt, by its id; without those that need no step."""
+    """The category, generated tokens and verification steps of each prompt, by its id; without prompts that need no
+    step.
+    """
     found = {}
     for row in read_jsonl(folder / "prompts.jsonl"):
         steps = len(row["accepted"])
@@ -159,7 +162,7 @@ def _answers(folder: Path) -> dict[str, tuple[str, int, int]]:
 
 
 def _times(folder: Path) -> dict[tuple[str, ...], tuple[float, ...]]:
-    """Seconds and tokens by batch, first plain ones, then speculative ones; empty where they are not known."""
+    """The measured times by batch: plain seconds and tokens, then speculative ones; empty where not known."""
     file = folder / "measurements.json"  # not a part of the artifact's content
     rows: Iterable[Mapping[str, Any]] = read_json(file).get("times", ()) if file.exists() else ()
     names = ("plain_seconds", "plain_tokens", "speculative_seconds", "speculative_tokens")

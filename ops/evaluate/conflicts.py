@@ -13,7 +13,7 @@ from ops.lib.target.sizes import context_length
 
 
 def conflicts(config: Evaluate, forecast: Mapping[str, Any]) -> dict[str, str]:
-    """A draft or tokens of another target, larger blocks than the draft's, and prompts that are not there."""
+    """Conflicts by field: a draft or tokens of another target, larger blocks than the draft's, missing prompts."""
     draft, target, tokens = forecast["draft"], forecast["target"], forecast["tokens"]
     return by_field(
         (*_of_draft(config, draft, target), *_of_tokens(config, tokens, target), *_lengths(config, tokens, target))
@@ -45,7 +45,7 @@ def _of_tokens(
 
 
 def _lengths(config: Evaluate, tokens: TokensForecast | None, target: TargetStated | None) -> Iterator[tuple[str, str]]:
-    """Answers for which no prompt is short enough; once prompts are there, each is checked."""
+    """Conflicts if answers are so long that no prompt is short enough; real prompts are checked one by one later."""
     limit = None if target is None else context_length(target.text)
     is_counted = tokens is not None and tokens.by_split is not None
     if limit is not None and not is_counted and config.max_new_tokens + 2 > limit:

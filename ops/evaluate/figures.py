@@ -14,7 +14,7 @@ SHOWN_NAME = 40  # characters of a topic
 
 
 def figures(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
-    """(Name, figure) for each curve of report.json, none without a step; and of a confidence head, if there is one."""
+    """The name and figure of each curve of report.json; none without a step. A confidence head adds one."""
     if report["tau"][ALL]["steps"]:
         yield "acceptance_by_slot", slots_figure(report)
         yield "accepted_lengths", lengths_figure(report)
@@ -26,7 +26,7 @@ def figures(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[
 
 
 def slots_figure(report: Mapping[str, Any]) -> Figure:
-    """Acceptance by position in the block, of the random and the trained draft."""
+    """A figure of acceptance by position in the block, for the random and the trained draft."""
     figure, axes = _empty(report)
     for key, label in (("acceptance_by_slot", "trained draft"), ("acceptance_by_slot_random", "random draft")):
         if key in report:
@@ -37,7 +37,7 @@ def slots_figure(report: Mapping[str, Any]) -> Figure:
 
 
 def lengths_figure(report: Mapping[str, Any]) -> Figure:
-    """How often a step accepted each number of the draft's tokens."""
+    """A figure of how often a step accepted each number of draft tokens."""
     figure, axes = _empty(report)
     counts = report["accepted_lengths"]
     axes.bar(range(len(counts)), [count / max(sum(counts), 1) for count in counts])
@@ -46,7 +46,7 @@ def lengths_figure(report: Mapping[str, Any]) -> Figure:
 
 
 def position_figure(report: Mapping[str, Any]) -> Figure:
-    """tau of the steps that began in each part of the answer, with 95 % intervals."""
+    """A figure of tau by the part of the answer in which steps began, with 95 % intervals."""
     figure, axes = _empty(report)
     parts = report["tau_by_position"]
     names = [f"{part['first']}-{part['last']}" for part in parts]
@@ -83,7 +83,9 @@ def _reach(parts: Sequence[Mapping[str, Any]]) -> list[list[float]]:
 
 
 def reliability_figure(report: Mapping[str, Any], confidence: Mapping[str, Any]) -> Figure:
-    """The share of accepted slots over what the confidence head said of them, by bins; areas by their slots."""
+    """A figure of the share of accepted slots over the predicted confidence, by bins; areas show the number
+    of slots.
+    """
     figure, axes = _empty(report)
     parts = confidence["reliability"]
     said, accepted = ([part[name] for part in parts] for name in ("confidence", "accepted"))

@@ -20,16 +20,16 @@ Z_975 = 1.960
 
 
 def resampled(count: int, resamplings: int, seed: int) -> np.ndarray:
-    """[R, count] places, drawn with replacement."""
+    """Random indices for bootstrap samples, [R, count], drawn with replacement."""
     return np.random.default_rng(seed).integers(0, count, size=(resamplings, count))
 
 
 def interval(estimate: float, resampled_R: np.ndarray, count: int) -> tuple[float, float]:
-    """The percentiles of the resampled figures, widened to correct the bias of few prompts.
+    """A bootstrap interval: the percentiles of the resampled figures, widened since there are few prompts.
 
-    Resampling `count` prompts has too small a spread, by sqrt((count - 1) / count), and a spread estimated from few
-    prompts requires Student's t instead of the normal distribution: as in Hesterberg, What Teachers Should Know About
-    the Bootstrap (2015), section 3.4, but widened instead of using outer percentiles, which few prompts lack.
+    Resampling `count` prompts has too small a spread, by sqrt((count - 1) / count). A spread estimated from few prompts
+    also requires Student's t instead of the normal distribution. Source: Hesterberg, What Teachers Should Know About
+    the Bootstrap (2015), section 3.4. It is widened here instead of using outer percentiles, which few prompts lack.
     """
     from scipy.special import stdtrit  # slow to import, and rarely needed
 
@@ -51,10 +51,10 @@ def topic_names(topic: str) -> tuple[str, str, str]:
 
 
 def tau_names(kind: str, category: str) -> tuple[str, str, str]:
-    """(tau, low, high): "eval/tau_math", "eval/tau_math_low", "eval/tau_math_high" for kind "eval/tau".
+    """The names of tau and its interval: "eval/tau_math", "eval/tau_math_low", "eval/tau_math_high".
 
-    The name of a category with a reserved word could be that of another figure: it follows a slash, which no
-    category contains, as in "eval/tau_of/low", "eval/tau_of_low/low", "eval/tau_of_high/low".
+    A category with a reserved word could yield another figure's name. It follows a slash, which no category contains:
+    "eval/tau_of/low", "eval/tau_of_low/low", "eval/tau_of_high/low".
     """
     if category == ALL:
         return kind, f"{kind}_low", f"{kind}_high"

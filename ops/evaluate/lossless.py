@@ -28,10 +28,10 @@ MANY_TIES = 0.1  # of the answers: rounding causes a few percent
 class Difference:
     """The first token at which a speculative answer differs from the plain one; later ones cannot be compared.
 
-    draft: "trained" or "random". position: in the answer, 0 being the prefill's token. Token and margin are None if
-    that answer had already ended. behind_plain: distance of the speculative token's logit from the best one in the
-    plain pass, None if that is tie_margin or more; behind_speculative: that of the plain token in the other pass.
-    is_best: whether each way chose the best token of its own pass, where several were near.
+    draft: "trained" or "random". position: in the answer; 0 is the prefill's token. Token and margin are None if that
+    answer had already ended. behind_plain: how far the speculative token's logit lies below the best one of the plain
+    pass, None if tie_margin or more. behind_speculative: the same for the plain token in the speculative pass. is_best:
+    whether each pass chose its own best token, where several were near.
     """
 
     id: str
@@ -53,14 +53,14 @@ class Difference:
 
 @frozen
 class Losses:
-    """The result of comparing all answers. answers: their number."""
+    """The result of comparing all answers with the plain ones. answers: their number."""
 
     answers: int
     ties: tuple[Difference, ...]
     errors: tuple[Difference, ...]
 
     def verdict(self, result: PromptResult) -> str:
-        """ "identical", "tie" or "differs", of the trained draft's answer to a prompt."""
+        """The verdict on the trained draft's answer to a prompt: "identical", "tie" or "differs"."""
         for verdict, found in (("differs", self.errors), ("tie", self.ties)):
             if any(difference.id == result.id and difference.draft == "trained" for difference in found):
                 return verdict
@@ -72,7 +72,7 @@ class Losses:
         return len(self.ties) > MANY_TIES * self.answers
 
     def rows(self) -> list[dict[str, Any]]:
-        """The differences as report.json has them, the errors first."""
+        """The differences as in report.json, errors first."""
         return [
             {**asdict(difference), "verdict": verdict}
             for verdict, found in (("error", self.errors), ("tie", self.ties))
@@ -81,7 +81,10 @@ class Losses:
 
 
 def compare(results: Sequence[PromptResult]) -> Losses:
-    """Every speculative answer against the plain one of its prompt; `Decoded.near` reaches as far as tie_margin."""
+    """Compare every speculative answer with the plain one of its prompt, and tell ties from errors.
+
+    `Decoded.near` must hold all tokens within tie_margin.
+    """
     differences = [difference for result in results for difference in _differences(result)]
     return Losses(
         answers=sum(1 + (result.random is not None) for result in results),
@@ -91,10 +94,10 @@ def compare(results: Sequence[PromptResult]) -> Losses:
 
 
 def rounding(results: Sequence[PromptResult]) -> dict[str, float | int | None]:
-    """Differences of the two passes' margins at tokens that both chose after the same tokens.
+    """Statistics on how much margins differ between the two passes, at tokens that both chose after equal tokens.
 
-    They measure the rounding: with a tie_margin far above `largest` a bug may count as a tie, with one below `median` a
-    tie as a bug. None if nothing could be compared.
+    They measure rounding. With a tie_margin far above `largest` a bug may count as a tie; with one below `median` a tie
+    counts as a bug. None if nothing could be compared.
     """
     moved = []
     for result in results:
@@ -110,7 +113,7 @@ def rounding(results: Sequence[PromptResult]) -> dict[str, float | int | None]:
 def lossless_message(
     losses: Losses, tie_margin: float, rounded: dict[str, Any], text: Callable[[int], str], report: str
 ) -> str:
-    """The message for errors. text: of a token; report: the folder with all details."""
+    """The message about answers that are not lossless. text: gives a token's text. report: the folder with details."""
     shown = [f"  {difference_text(error, text)}" for error in losses.errors[:SHOWN]]
     if len(losses.errors) > SHOWN:
         shown.append(f"  ... and {len(losses.errors) - SHOWN} more")
@@ -134,7 +137,7 @@ def lossless_message(
 
 
 def difference_text(error: Difference, text: Callable[[int], str]) -> str:
-    """One line: the sample, the position, both tokens and both margins. text: of a token."""
+    """A difference in one line: sample, position, both tokens and both margins. text: gives a token's text."""
     drafted = "" if error.draft == "trained" else f" with the {error.draft} draft"
     return (
         f"sample {error.id} ({error.category}){drafted}: token {error.position} is "
@@ -144,7 +147,7 @@ def difference_text(error: Difference, text: Callable[[int], str]) -> str:
 
 
 def _far(error: Difference) -> str:
-    """Which pass did not rank which token first; empty if an answer had ended, and at a tie."""
+    """A remark on the token that lies far from the best one in a pass; "" at a tie, or if an answer had ended."""
     if error.is_tie or error.plain_token is None or error.speculative_token is None:
         return ""
     if not error.is_best:
@@ -201,10 +204,10 @@ def _at(answer: Decoded, position: int) -> tuple[int | None, float | None]:
 
 
 def _behind(answer: Decoded, position: int, token: int | None) -> float | None:
-    """Distance of the token's logit from the best one there, if it is near."""
+    """The distance of a token's logit from the best one at a place; None if it is not near."""
     return None if token is None else answer.near.get(position, {}).get(token)
 
 
 def _is_best(answer: Decoded, position: int) -> bool:
-    """Whether the token chosen there is the best; true if no other was near, or the answer had ended."""
+    """Whether the token chosen at a place is the best one; true if no other was near, or the answer had ended."""
     return position not in answer.near or answer.near[position].get(answer.tokens[position]) == 0

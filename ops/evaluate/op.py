@@ -19,7 +19,7 @@ TIE_MARGINS = {"float32": 1e-4, "float16": 0.0625, "bfloat16": 0.5}
 
 
 def _temperature(_instance: object, _attribute: object, temperature: float) -> None:
-    """0, or a number that logits can be divided by."""
+    """A validator: the temperature is 0, or a number that logits can be divided by."""
     if not math.isfinite(temperature) or 0 < temperature < LEAST_TEMPERATURE:
         raise ValueError(
             f"'temperature': {temperature:g} is neither 0 nor a finite number of at least {LEAST_TEMPERATURE:g}"
@@ -93,8 +93,9 @@ class Evaluate:
 
     @staticmethod
     def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
-        """Checks that blocks are at most those of the training, if the pipeline trains the draft, and that the split is
-        the one that ingest gives to all samples, if it does.
+        """Mistakes against nodes above: blocks larger than in training, or a split that ingest leaves empty.
+
+        Each is checked only if the pipeline has that node.
         """
         size, trained = values.get("block_size"), above("draft", "draft").get("block_size")
         wrong = {}
@@ -109,7 +110,7 @@ class Evaluate:
 
     @property
     def largest_tie(self) -> float:
-        """tie_margin, or the dtype's own."""
+        """The largest difference of logits that counts as a tie: tie_margin, or the dtype's default."""
         return TIE_MARGINS[self.dtype] if self.tie_margin is None else self.tie_margin
 
     def external_files(self) -> Mapping[str, Path | None]:
@@ -125,5 +126,5 @@ class Evaluate:
         return () if self.benchmark is None else ("jinja2",)
 
     def chosen_code(self) -> tuple[str, ...]:
-        """The draft's algorithm is known once it is there: of all of them."""
+        """The code of all draft algorithms, since the draft's is known only once it exists."""
         return code_of(algorithm_names(), "model")

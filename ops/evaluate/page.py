@@ -41,7 +41,10 @@ VERDICTS = {
 
 @frozen(kw_only=True)
 class Shown:
-    """A prompt and its answer. runs: (step from 1, or 0 for the prefill; text accepted; text of the target's token)."""
+    """A prompt and its answer on the page.
+
+    runs: (step from 1, or 0 for the prefill; accepted text; text of the target's token).
+    """
 
     id: str
     category: str
@@ -57,7 +60,7 @@ class Shown:
 
 
 def write_page(file: Path, summary: Summary, processor: Processor) -> None:
-    """Writes the page of at most 200 prompts. Those that differ are chosen first, then the first ones in order."""
+    """Write the page with at most 200 prompts: first those whose answers differ, then others in order."""
     verdicts = ["sampled" if summary.losses is None else summary.losses.verdict(result) for result in summary.results]
     places = sorted(range(len(verdicts)), key=lambda place: (verdicts[place] in ("identical", "sampled"), place))
     chosen = sorted(places[:SHOWN])
@@ -90,7 +93,7 @@ def show(sample: TokenSample, answer: Decoded, verdict: str, processor: Processo
 
 
 def page(shown: Sequence[Shown], total: int) -> str:
-    """The whole page. total: how many prompts there were."""
+    """The HTML page of prompts and answers. total: the number of all prompts."""
     by_tau = sorted(range(len(shown)), key=lambda place: (shown[place].tau is None, shown[place].tau or 0.0))
     by_kind = sorted(range(len(shown)), key=lambda place: shown[place].category)
     worst = {place: rank for rank, place in enumerate(by_tau)}
@@ -104,7 +107,9 @@ def page(shown: Sequence[Shown], total: int) -> str:
 
 
 def runs(answer: Decoded, processor: Processor) -> Iterator[tuple[int, str, str]]:
-    """The answer cut at its verification steps; a character of several tokens is shown where it is complete."""
+    """The parts of an answer, cut at its verification steps. A character of several tokens stands where it
+    is complete.
+    """
     cuts = [1]
     for accepted in answer.accepted:
         cuts += [cuts[-1] + accepted, cuts[-1] + accepted + 1]
@@ -121,7 +126,7 @@ def token_text(processor: Processor, token: int) -> str:
 
 
 def thumbnails(sample: TokenSample, processor: Processor) -> Iterator[str]:
-    """A data: address of each image as the target saw it, made small."""
+    """Small data: URLs of a sample's images, as the target saw them."""
     start = 0
     for t, h, w in sample.image_grid_thw.tolist():
         image = picture(sample.pixel_values[start : start + t * h * w], (t, h, w), processor)
@@ -130,9 +135,9 @@ def thumbnails(sample: TokenSample, processor: Processor) -> Iterator[str]:
 
 
 def picture(pixel_values: Tensor, grid: tuple[int, int, int], processor: Processor) -> Image.Image:
-    """The first frame of an image from its pixel rows [t * h * w, channels * frames * p * p].
+    """The first frame of an image, from its pixel rows [t * h * w, channels * frames * p * p].
 
-    Rows are in the order (t, h / m, w / m, m, m), m being merge_size: patches of one token are adjacent.
+    Rows are ordered (t, h / m, w / m, m, m), with m the merge_size: patches of one token are adjacent.
     """
     t, h, w = grid
     settings = processor.image_processor
@@ -144,7 +149,7 @@ def picture(pixel_values: Tensor, grid: tuple[int, int, int], processor: Process
 
 
 def _prompt_text(processor: Processor, tokens: Sequence[int]) -> str:
-    """The prompt with its special tokens; those of an image once, with their number."""
+    """The prompt's text with its special tokens; an image's tokens appear once, with their number."""
     parts = []
     for is_image, group in groupby(tokens, key=lambda token: token == processor.image_token_id):
         run = list(group)

@@ -27,7 +27,7 @@ threads = threads_of_decoding
 
 
 def smoke(config: Evaluate, samples: int) -> dict[str, Any]:
-    """A few prompts of each category."""
+    """Fields for a smoke run: a few prompts of each category."""
     return {"max_prompts": min(config.max_prompts or PROMPTS, PROMPTS)}
 
 
@@ -58,7 +58,7 @@ def estimate(config: Evaluate, context: PlanContext) -> Estimate:
 
 
 def _growth(config: Evaluate, context: PlanContext) -> Growth | None:
-    """Growth from the trial to the full run, by the number of prompts; None where that is not known."""
+    """The growth from trial to full run, by the number of prompts; None if that is unknown."""
     if context.trial is None:
         return None
     counted, tried = first_counted(context.inputs["tokens"]), context.trial.config
@@ -93,7 +93,7 @@ def _prompts(by_category: Mapping[str, float], limit: int | None) -> float:
 
 
 def missing_here(config: Evaluate) -> dict[str, str]:
-    """Mistakes in the benchmark file, which would otherwise be found late. A missing file is reported elsewhere."""
+    """Mistakes in the benchmark file, by field, found early; a missing file is reported elsewhere."""
     if config.benchmark is None or not Path(config.benchmark).exists():
         return {}
     try:

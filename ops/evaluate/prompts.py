@@ -47,7 +47,7 @@ SHOWN = 100
 
 @frozen(eq=False)
 class Prompt:
-    """A prompt whose images are read when they are needed.
+    """A prompt whose images are read only when needed.
 
     origin: where a user finds it. length: in tokens, those of the images included. sample: reads the target's input,
     its first `prompt_tokens` tokens. topic: the "category" in the user's data, of a sample of a split.
@@ -63,7 +63,7 @@ class Prompt:
 
     @classmethod
     def held_out(cls, reader: TokenReader) -> list[Prompt]:
-        """The samples of a split, whose answers are not used."""
+        """The samples of a split as prompts; their answers are not used."""
         return [
             cls(
                 origin=f"sample {row['id']}",
@@ -123,7 +123,7 @@ def read_benchmark(file: Path, encoder: ChatEncoder) -> list[Prompt]:
 
 
 def _prompt(row: BenchmarkRow, encoder: ChatEncoder) -> Prompt:
-    """Raises Unusable."""
+    """A benchmark's row as a prompt. Raises Unusable."""
     raw = row.sample
     turns = joined_messages({"conversations": [turn.row() for turn in raw.turns], "images": raw.images}, "in-place")
     if raw.images and not encoder.processor.sees:
@@ -140,7 +140,7 @@ def _prompt(row: BenchmarkRow, encoder: ChatEncoder) -> Prompt:
 def _sample(
     sample_id: str, category: str, turns: Messages, images: tuple[Path | bytes, ...], encoder: ChatEncoder
 ) -> TokenSample:
-    """Raises Unusable."""
+    """The target's input for a benchmark's row. Raises Unusable."""
     chunks = load_each(images, encoded_image, encoder.processor)
     return prompt_sample(sample_id, category, turns, chunks, encoder)
 
@@ -173,13 +173,11 @@ def check_lengths(
     max_new_tokens: int,
     field: str = "max_new_tokens",
 ) -> None:
-    """Raises DataError that names every prompt whose answer could end after the last position of target or draft.
+    """Check that no answer can go beyond the last position of target or draft. Raises DataError that names all prompts.
 
-    There RoPE's angles are untrained: nothing fails, but answers are poor and tau is low, and a serving engine rejects
-    such a request. Tokens are counted as engines do it, with those of images.
-
-    text: the part of the target's config.json that describes the language model. field: the config field of
-    max_new_tokens.
+    Beyond it RoPE's angles are untrained: nothing fails, but answers are poor, tau is low, and a serving engine rejects
+    the request. Tokens are counted as in engines, including images. text: the language model's part of the target's
+    config.json. field: the config field of max_new_tokens.
     """
     limits = {
         "target": context_length(text),

@@ -76,7 +76,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
 
 
 def _statements(stage: Stage) -> dict[str, Any]:
-    """What the inputs hold, by edge."""
+    """The forecasts that describe the stage's real inputs, by edge."""
     draft, target, tokens = (stage.inputs[edge] for edge in ("draft", "target", "tokens"))
     return {
         "draft": DraftForecast.read(draft.path, draft.digest),
@@ -86,7 +86,7 @@ def _statements(stage: Stage) -> dict[str, Any]:
 
 
 def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
-    """Write and log everything, in the work folder if there is a loss, and then raise the loss."""
+    """Write and log all results; if answers are not lossless, write to the work folder and raise the error."""
     losses = summary.losses
     has_lost = losses is not None and bool(losses.errors)
     folder = stage.work_dir / LOST if has_lost else stage.out_dir
@@ -112,7 +112,7 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
 def report_result(
     stage: Stage, summary: Summary, tau: Mapping[str, Any], measured: Mapping[str, Any], text: Callable[[int], str]
 ) -> None:
-    """The result in a few lines. text: of a token."""
+    """Show the result to the user in a few lines. text: gives a token's text."""
     config, losses = summary.config, summary.losses
     is_shown = is_known(measured["speedup_low"], measured["speedup_high"])
     faster = (

@@ -16,7 +16,7 @@ PAGE_HEIGHT = 640
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """tau, its parts, losslessness, speed, and the answers; the verdicts."""
+    """The report sections of an evaluation: tau, its parts, losslessness, speed, answers, and verdicts."""
     report = read_json(folder / "report.json")
     measurements = folder / "measurements.json"  # not a part of the artifact's content
     measured = read_json(measurements) if measurements.exists() else None
@@ -32,7 +32,7 @@ def report(folder: Path) -> Sequence[Section]:
 
 
 def compare(artifacts: Sequence[Compared]) -> Sequence[Section]:
-    """Drafts on the same prompts."""
+    """The report sections that compare several drafts on the same prompts."""
     return list(compare_evaluations(artifacts))
 
 

@@ -36,7 +36,7 @@ class Tau:
 
 @frozen
 class TauAtPosition:
-    """tau of the steps whose anchor is one of the answer's tokens `first` to `last`, 0 being the prefill's."""
+    """tau of the steps whose anchor is among the answer's tokens `first` to `last`; 0 is the prefill's."""
 
     first: int
     last: int
@@ -50,7 +50,7 @@ class TauAtPosition:
 
 @frozen
 class BatchTime:
-    """Cost of one batch: seconds, and tokens of its answers, the first ones included."""
+    """The cost of decoding one batch both ways: seconds, and tokens of its answers, first ones included."""
 
     plain_seconds: float
     plain_tokens: int
@@ -59,13 +59,13 @@ class BatchTime:
 
 
 def acceptance_length(decoded: Sequence[Decoded], resamplings: int, seed: int, block_size: float = math.inf) -> Tau:
-    """tau = generated tokens / verification steps, over all prompts.
+    """tau = generated tokens / verification steps, over all prompts, with an interval.
 
-    Generated tokens exclude the first one, which the prefill yields, include EOS and stop at it; `unclipped` also
-    counts tokens accepted after EOS, and `cut_steps` are the steps that accepted more than their answer contains. The
-    interval resamples prompts, not steps, because the steps of one answer depend on each other; it is None for fewer
-    than two prompts with a step. Everything is None without a step. block_size: the most that a step yields,
-    and so the upper limit of every interval.
+    Generated tokens exclude the first one, which the prefill yields, and end with EOS. `unclipped` also counts tokens
+    accepted after EOS; `cut_steps` are steps that accepted more than their answer contains.
+    The interval resamples prompts, not steps, since the steps of an answer depend on each other. It is None for fewer
+    than two prompts with a step; everything is None without a step. block_size: the most tokens of a step, and so the
+    upper limit of the interval.
     """
     generated = np.array([answer.generated for answer in decoded], dtype=np.float64)
     steps = np.array([answer.steps for answer in decoded], dtype=np.float64)
@@ -85,7 +85,7 @@ def acceptance_length(decoded: Sequence[Decoded], resamplings: int, seed: int, b
 
 
 def by_category(answers: Iterable[tuple[str, Decoded]]) -> dict[str, list[Decoded]]:
-    """All answers under "all", and those of each category under its name."""
+    """The answers of each category under its name, and all answers under "all"."""
     groups: dict[str, list[Decoded]] = {ALL: []}
     for category, answer in answers:
         groups[ALL].append(answer)
@@ -106,9 +106,10 @@ def by_topic(answers: Iterable[tuple[str | None, Decoded]]) -> dict[str, list[De
 def tau_interval(
     generated_N: np.ndarray, steps_N: np.ndarray, resamplings: int, seed: int, block_size: float = math.inf
 ) -> tuple[float, float] | tuple[None, None]:
-    """The 95 % interval of sum(generated) / sum(steps), from prompts drawn with replacement, within what a step yields.
+    """The 95 % interval of sum(generated) / sum(steps), from prompts drawn with replacement.
 
-    That is 1 to block_size tokens. Prompts without a step are omitted; None if fewer than two remain.
+    It is limited to 1 to block_size tokens, the range of a step. Prompts without a step are omitted; None if fewer than
+    two remain.
     """
     counts = steps_N > 0
     generated_N, steps_N = generated_N[counts], steps_N[counts]
@@ -121,7 +122,7 @@ def tau_interval(
 
 
 def steps_of(answer: Decoded) -> list[tuple[int, int]]:
-    """(position of the anchor in the answer, tokens that it yielded) of each step; nothing after the answer's end."""
+    """The anchor's position in the answer and the number of tokens of each step; nothing after the answer's end."""
     steps, anchor = [], 0
     for accepted in answer.accepted:
         steps.append((anchor, min(accepted + 1, answer.generated - anchor)))
@@ -187,11 +188,11 @@ def accepted_lengths(decoded: Sequence[Decoded], block_size: int) -> list[int]:
 
 
 def speedup(batches: Sequence[BatchTime], resamplings: int, seed: int) -> dict[str, float | None]:
-    """Plain seconds per token over speculative seconds per token, with an interval that resamples batches.
+    """The speed-up: plain seconds per token over speculative ones, with an interval that resamples batches.
 
-    A batch was decoded both ways, one directly after the other, so a slow moment of the machine affects both, and both
-    are resampled together. Tokens are summed before dividing: sampled answers differ in length, and a mean of
-    ratios would be above the ratio. low and high are None for a single batch.
+    A batch is decoded both ways in direct succession, so a slow moment affects both, and both are resampled together.
+    Tokens are summed before dividing: sampled answers differ in length, and a mean of ratios would be above the ratio.
+    low and high are None for a single batch.
     """
     seconds_N2 = np.array([(batch.plain_seconds, batch.speculative_seconds) for batch in batches])
     tokens_N2 = np.array([(batch.plain_tokens, batch.speculative_tokens) for batch in batches])
@@ -215,10 +216,12 @@ def is_repetition(tokens: Sequence[int]) -> bool:
 
 
 def calibration(decoded: Sequence[Decoded]) -> dict[str, Any] | None:
-    """Reliability by bins of equal width, its expected error, and the Brier score; None without a confidence head.
+    """The calibration of a confidence head: reliability in bins of equal width, ECE and Brier score; None without a
+    head.
 
-    ece: the mean over the slots of |mean confidence - share accepted| of their bin (Naeini, Cooper and Hauskrecht, AAAI
-    2015). brier: of (confidence - accepted)^2. Slots behind the end of an answer count, as in `acceptance_by_slot`.
+    ece: the mean over slots of |mean confidence - share accepted| of their bin (Naeini, Cooper and Hauskrecht, AAAI
+    2015). brier: the mean of (confidence - accepted)^2. Slots after the end of an answer count, as in
+    `acceptance_by_slot`.
     """
     said: list[float] = []
     accepted: list[bool] = []

@@ -32,7 +32,10 @@ WAYS = ("plain", "speculative")
 
 @frozen(kw_only=True)
 class Summary:
-    """All results. losses: None if answers were sampled, which cannot be compared. imported: as of `import_record`."""
+    """All results of an evaluation. losses: None if answers were sampled, which cannot be compared.
+
+    imported: see `import_record`.
+    """
 
     config: Evaluate
     use: DraftUse
@@ -126,7 +129,7 @@ class Summary:
         return measured
 
     def _parts(self, way: str) -> dict[str, float]:
-        """Seconds of all batches by part of the work."""
+        """The seconds of all batches by part of the work. way: "plain" or "speculative"."""
         parts: dict[str, float] = {}
         for batch in self.batches:
             for name, seconds in batch.parts[way].items():
@@ -135,7 +138,7 @@ class Summary:
 
 
 def prompt_row(result: PromptResult, prompt_tokens: int) -> dict[str, Any]:
-    """One line of prompts.jsonl."""
+    """The line of prompts.jsonl for one prompt."""
     speculative, identical = result.speculative, result.speculative.tokens == result.plain.tokens
     return {
         "id": result.id,
@@ -151,7 +154,7 @@ def prompt_row(result: PromptResult, prompt_tokens: int) -> dict[str, Any]:
 
 
 def metrics(report: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics by their names in MLflow, without unmeasured ones."""
+    """The measured metrics under their names in MLflow."""
     flat: dict[str, float | None] = {"eval/prompts": report["prompts"]}
     if report["lossless"] is not None:
         flat |= {"eval/lossless_errors": report["lossless"]["errors"], "eval/ties": report["lossless"]["ties"]}

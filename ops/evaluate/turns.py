@@ -37,7 +37,7 @@ from ops.lib.target.model import Target
 
 @frozen
 class PromptResult:
-    """Answers to one prompt; random: with the untrained draft, if measured."""
+    """The answers to one prompt. random: with the untrained draft, if measured."""
 
     id: str
     category: str
@@ -48,7 +48,7 @@ class PromptResult:
 
 @frozen
 class BatchResult:
-    """A batch and its times. parts: "plain" and "speculative" -> part of the work -> seconds."""
+    """The answers of a batch, and its times. parts: "plain" and "speculative" -> part of the work -> seconds."""
 
     results: tuple[PromptResult, ...]
     time: BatchTime
@@ -65,10 +65,10 @@ class BatchResult:
 
 @define
 class Journal:
-    """Batches in a file, one a line, in the order in which they were decoded.
+    """A file of decoded batches, one a line, in the order of decoding.
 
-    wanted: the ids of all prompts in that order. An incomplete line, left by a kill, is truncated, and so are results
-    of other prompts.
+    wanted: the ids of all prompts in that order. A last line cut by a kill is removed, and so are results of other
+    prompts.
     """
 
     path: Path
@@ -114,7 +114,7 @@ PARTS: tuple[Part, ...] = ("prefill", "draft", "verify")
 
 @frozen
 class Decoder:
-    """Decodes batches both ways. untrained: a draft with random weights, or None."""
+    """Decodes batches plainly and speculatively. untrained: a draft with random weights, or None."""
 
     target: Target
     draft: DraftModel
@@ -131,7 +131,7 @@ class Decoder:
         return decode_speculative_batch(self.target, draft, samples, self.settings, self.use, clock)
 
     def batch(self, prompts: Sequence[Prompt], plain_first: bool) -> BatchResult:
-        """Decodes one batch both ways, and then with the random draft, which is not timed."""
+        """Decode one batch plainly and speculatively, with times, and then with the random draft, without."""
         samples = [prompt.sample() for prompt in prompts]
         ways: dict[str, Callable[[DecodeClock], list[Decoded]]] = {
             "plain": lambda clock: self.plain(samples, clock),
@@ -165,7 +165,7 @@ class Decoder:
 def decode_in_turns(
     decoder: Decoder, prompts: Sequence[Prompt], batch_size: int, stage: Stage
 ) -> tuple[list[PromptResult], list[BatchResult]]:
-    """(results in the order of the prompts, the batches). Batches of an earlier attempt are read from work_dir.
+    """The results in the order of the prompts, and the batches; those of an earlier attempt are read from work_dir.
 
     Raises StopRequested; results so far are kept.
     """
@@ -185,7 +185,7 @@ def decode_in_turns(
 
 
 def _warm_up_samples(prompts: Sequence[Prompt], order: Sequence[int], batch_size: int) -> list[TokenSample]:
-    """The shortest remaining ones, as many as a batch; the last has an image if any prompt has one."""
+    """The shortest remaining samples, as many as a batch; the last one has an image if any prompt has one."""
     samples = [prompts[place].sample() for place in order[:batch_size]]
     if not any(len(sample.image_grid_thw) for sample in samples):
         others = (prompts[place].sample() for place in order[batch_size:])

@@ -36,8 +36,8 @@ NOTHING_LEARNT = "find out why nothing was learnt that decoding can use: see wha
 
 
 def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Iterator[Section]:
-    """Sections of verdicts on an evaluated draft. report: report.json. measured: measurements.json, None where it is
-    gone.
+    """The verdict sections of an evaluated draft. report: report.json. measured: measurements.json, None if
+    it is gone.
     """
     tau = report["tau"][ALL]
     if tau["steps"]:
@@ -75,7 +75,7 @@ def _against_random(report: Mapping[str, Any]) -> Finding:
 
 
 def _with_speed(tau: Finding, measured: Mapping[str, Any] | None) -> Finding:
-    """The verdict on tau beside the speed-up: a draft that makes decoding slower is not good, whatever its tau."""
+    """The verdict on tau, adjusted by the speed-up: a draft that slows decoding down is not good, whatever its tau."""
     if measured is None:
         return tau
     low, high = measured["speedup_low"], measured["speedup_high"]
@@ -91,7 +91,7 @@ def _with_speed(tau: Finding, measured: Mapping[str, Any] | None) -> Finding:
 
 
 def _with_target(tau: Finding, report: Mapping[str, Any]) -> Finding:
-    """The verdict on tau beside whether a draft that was trained elsewhere may be another target's."""
+    """The verdict on tau, with a remark if a draft trained elsewhere may belong to another target."""
     imported = report.get("imported")
     if imported is None:
         return tau

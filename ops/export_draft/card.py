@@ -29,7 +29,7 @@ NOT_SHOWN = frozenset({"seed", "warm_start"})  # of the training's fields; both 
 
 @frozen(kw_only=True)
 class CardFacts:
-    """The facts of a card. target is target.json, training is training.json; both digests are those of the store.
+    """The facts for a model card. target: target.json. training: training.json. Both digests are the store's.
 
     dtype: of the draft's weights. served: as `dflow serve` starts the target. formats: those of the export. training
     and its digest are None for a draft that was trained elsewhere, with `imported` of its config.json in their place.
@@ -50,12 +50,12 @@ class CardFacts:
 
     @property
     def target_name(self) -> str:
-        """The model id, or the family of a checkpoint without one."""
+        """The target's model id, or the family of a checkpoint without one."""
         return self.target.get("model_id") or f"a {self.target['model_type']} checkpoint"
 
 
 def model_card(facts: CardFacts) -> str:
-    """README.md, with front matter as Hugging Face reads it."""
+    """The text of the model card README.md, with front matter for Hugging Face."""
     parts = [
         _front_matter(facts),
         f"# Draft for {facts.target_name} ({facts.draft.algorithm.name})",
@@ -76,12 +76,12 @@ def model_card(facts: CardFacts) -> str:
 
 
 def with_place(text: str) -> str:
-    """The section of the accepted lengths, between its marks."""
+    """The model card's section on accepted lengths, between marks by which it is found again."""
     return f"{BEGIN}\n\n## Accepted length\n\n{text}\n\n{END}"
 
 
 def with_measured(card: str, text: str) -> str:
-    """The card with `text` as its section of accepted lengths; at the end if the card has no such place."""
+    """The model card with `text` as its section on accepted lengths; appended if the card has no such section."""
     before, begin, rest = card.partition(BEGIN)
     _old, end, after = rest.partition(END)
     if not begin or not end:
@@ -96,7 +96,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _sources(algorithm: Algorithm) -> str:
-    """Links to DFlash, and to the algorithm that extends it."""
+    """Links to the papers of DFlash, and of the algorithm that extends it."""
     own = f"[{algorithm.name}]({algorithm.source})" if algorithm.source else algorithm.name
     dflash = plain()
     return f"[DFlash]({dflash.source})" + ("" if algorithm.name == dflash.name else f", extended by {own}")
@@ -128,7 +128,7 @@ def _target(facts: CardFacts) -> str:
 
 
 def _serving(facts: CardFacts) -> str:
-    """The commands for this directory; the target's place is a shell variable if it has no model id."""
+    """The commands to serve this directory; a target without a model id is a shell variable."""
     served = facts.served
     if not facts.draft.algorithm.engine:
         return f"## Serving\n\n{NO_SERVER[0].upper()}{NO_SERVER[1:]}: dflow alone decodes with it (`evaluate`)."
@@ -183,7 +183,7 @@ def _draft_option(facts: CardFacts, path: str) -> DraftOption:
 
 
 def _shell(line: str, model_id: str | None) -> str:
-    """A block of shell lines; the place of a target without a model id is a variable."""
+    """A Markdown block with a shell command; a target without a model id is a shell variable."""
     lines = [line.replace(f"'{TARGET_PLACE}'", f'"{TARGET_PLACE}"')]
     if not model_id:
         lines.insert(0, "TARGET=/path/to/target")
@@ -211,7 +211,7 @@ def _draft(facts: CardFacts) -> str:
 
 
 def rotary_warning(partial_rotary_factor: float) -> str | None:
-    """What to know of a draft that rotates only a part of its heads; None for one that rotates all."""
+    """A warning about a draft that rotates only a part of each head; None for one that rotates all."""
     if partial_rotary_factor == 1:
         return None
     return (
@@ -222,7 +222,7 @@ def rotary_warning(partial_rotary_factor: float) -> str | None:
 
 
 def _origin(imported: Mapping[str, Any]) -> str:
-    """Lines on a draft that was trained elsewhere: who wrote it, and what its files leave open."""
+    """Lines on a draft that was trained elsewhere: its publisher, and what its files omit."""
     named = {name: imported[name] for name in ("source", "revision") if name in imported}
     parts = [
         "## Origin\n\nTrained elsewhere, and imported by `load_draft` of dflow.",
@@ -276,7 +276,7 @@ def _tracking(digest: str | None) -> str:
 
 
 def _plain(value: object) -> str:
-    """A value as a pipeline file has it, without quotes and brackets."""
+    """A value as text in a pipeline file's style, without quotes and brackets."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):

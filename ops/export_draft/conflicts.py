@@ -11,7 +11,7 @@ from ops.lib.forecasts import DraftForecast, TargetStated, by_field, of_another_
 
 
 def conflicts(config: ExportDraft, forecast: Mapping[str, Any]) -> dict[str, str]:
-    """A draft of another target, and formats that cannot express it."""
+    """Conflicts by field: a draft of another target, or a format that cannot express the draft."""
     return by_field(_mistakes(config, forecast["draft"], forecast["target"]))
 
 

@@ -12,7 +12,7 @@ from ops.lib.drafts.algorithms import algorithm_names, code_of
 
 
 def _formats(_instance: object, _attribute: object, formats: tuple[str, ...]) -> None:
-    """The format that the gate, the evaluation and SGLang read is always written."""
+    """A validator: the format that the gate, the evaluation and SGLang read must be among the formats."""
     if "sglang" not in formats:
         raise ValueError("'formats' must contain \"sglang\", which evaluate and check_export read")
     if len(set(formats)) < len(formats):
@@ -46,5 +46,5 @@ class ExportDraft:
     output = Draft
 
     def chosen_code(self) -> tuple[str, ...]:
-        """The draft's algorithm is known once it is there: of all of them."""
+        """The code of all draft algorithms, since the draft's is known only once it exists."""
         return code_of(algorithm_names())

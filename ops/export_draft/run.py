@@ -73,14 +73,14 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
 
 
 def write_speculators(folder: Path, shape: DraftConfig, dtype: str, verifier: Verifier) -> None:
-    """The draft of a serving directory once more, in speculators' format. Both share the file of the weights."""
+    """Write the draft of a serving directory a second time, in speculators' format; both share the weights' file."""
     (folder / SPECULATORS).mkdir(exist_ok=True)
     write_json(folder / SPECULATORS / CONFIG, to_speculators(shape, dtype, verifier))
     link_or_copy(folder / WEIGHTS, folder / SPECULATORS / WEIGHTS)
 
 
 def check_training(path: Path, shape: DraftConfig, captured: Mapping[str, Any]) -> None:
-    """Raises DataError if a draft's config.json differs from that of its training features (training.json)."""
+    """Check a draft's config.json against its training features (training.json). Raises DataError if they differ."""
     differing = [
         f"{name}: {json.dumps(value)} in config.json, {json.dumps(captured[name])} in training.json"
         for name, value in (

@@ -27,7 +27,7 @@ SHOWN = (
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The algorithm and the shape of the draft, and its serving contract in the form of plain DFlash."""
+    """The report sections of an exported draft: algorithm, shape, and serving config in the form of plain DFlash."""
     written = read_json(folder / "config.json")
     algorithm, config = algorithm_of(written).from_serving(written)
     values: dict[str, Any] = {**name_and_fields(algorithm), **config.get("dflash_config", {})}
@@ -40,7 +40,9 @@ SHELL_BEGIN, SHELL_END = "```sh\n", "\n```"  # of the model card
 
 
 def logged_model(folder: Path) -> LoggedModel:
-    """Describes a serving directory: a step proposes tokens from the target's hidden states and an anchor token."""
+    """A serving directory as a model for MLflow: a step proposes tokens from the target's states and an
+    anchor token.
+    """
     serving = read_json(folder / "config.json")
     draft = from_serving(serving)
     width = len(draft.target_layer_ids) * draft.hidden_size

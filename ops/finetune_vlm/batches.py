@@ -22,10 +22,10 @@ BATCH_SIZE = 32
 
 @define
 class Order:
-    """The samples of every step: each epoch is one permutation, drawn from the seed and the epoch's number.
+    """The samples of every step; each epoch is a permutation drawn from the seed and the epoch's number.
 
-    lengths: tokens of each sample. A step has batch_size samples (default: 32), or at most batch_tokens tokens, but at
-    least one sample. The rest at the end of an epoch is dropped, unless the epoch would have no step.
+    lengths: tokens of each sample. A step has batch_size samples (default: 32), or at most batch_tokens tokens but at
+    least one sample. The rest of an epoch is dropped, unless the epoch would have no step.
     """
 
     lengths: Sequence[int]
@@ -67,9 +67,9 @@ def micro_batches(
 ) -> list[list[int]]:
     """The samples (indices) of each forward pass of one row of ranks.
 
-    The samples are dealt over the rows by their tokens, and cut into passes of at most `limit` padded tokens (one
-    sample at least), those of similar length together. Every row has as many passes as the others, because FSDP2
-    gathers weights in each; missing ones are empty lists at the end.
+    Samples are dealt over the rows by their tokens. A row's are cut into passes of at most `limit` padded tokens (at
+    least one sample), with similar lengths together. All rows have equally many passes, because FSDP2 gathers weights
+    in each; missing ones are empty lists at the end.
     """
     rows = []
     for places in deal([lengths[index] for index in samples], dp_size):
@@ -81,7 +81,10 @@ def micro_batches(
 
 
 def passes_of_rank(reader: TokenReader, samples: Sequence[int], limit: int, stage: Stage) -> list[ModelInputs | None]:
-    """The batches of a rank's forward passes over some samples; None if the rank has none left."""
+    """The batches of a rank's forward passes over some samples. A pass for which the rank has no batch is None.
+
+    limit: padded tokens of a batch.
+    """
     lengths = [record["tokens"] for record in reader.records]
     row, rows = stage.rank // stage.sp_degree, stage.world_size // stage.sp_degree
     cut = micro_batches(samples, lengths, limit, row, rows)

@@ -10,7 +10,7 @@ from ops.lib.forecasts import PROMPTS_ONLY, TokensForecast
 
 
 def conflicts(_config: FinetuneVlm, forecast: Mapping[str, Any]) -> dict[str, str]:
-    """Tokens without a sample to train on, or without answers."""
+    """Conflicts by field: tokens without a sample to train on, or without answers."""
     tokens: TokensForecast | None = forecast["tokens"]
     if tokens is not None and "train" in tokens.empty:
         return {"tokens": "the train split has no samples: nothing to train the target on"}

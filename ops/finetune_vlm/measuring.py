@@ -30,7 +30,7 @@ HELD_OUT = ("val", "test")
 
 @frozen
 class Metric:
-    """Rule by which an answer counts as right; `kind` and `pattern` are the fields `metric` and `pattern` of the op."""
+    """The rule by which an answer counts as right. kind, pattern: the op's fields `metric` and `pattern`."""
 
     kind: str
     pattern: str | None = None
@@ -55,7 +55,9 @@ class Metric:
         return (self._named(label) or "") if self.kind == "pattern" else label.strip()
 
     def _named(self, text: str) -> str | None:
-        """The pattern's group at its first match, None without one. Raises DataError if the search takes too long."""
+        """The pattern's group at its first match in the text, None without one. Raises DataError if the search takes
+        too long.
+        """
         try:
             (reply,) = limited(search).map(self.pattern, [text])
         except Exhausted as error:
@@ -68,8 +70,9 @@ class Metric:
 
 @frozen
 class HeldOut:
-    """The held-out splits by name: readers of their samples, and in `compared` the indices of samples whose generated
-    answers are compared with their labels.
+    """The held-out splits by name.
+
+    readers: of their samples. compared: the indices of samples whose generated answers are compared with their labels.
     """
 
     config: FinetuneVlm
@@ -80,8 +83,9 @@ class HeldOut:
 
     @classmethod
     def read(cls, config: FinetuneVlm, stage: Stage) -> HeldOut:
-        """Raises DataError for a pattern that no label matches, and if no answer can be as long as its label; reports
-        a split without a sample to compare, and labels that are too long.
+        """Read the held-out splits; reports labels that are too long, and a split without a sample to compare.
+
+        Raises DataError for a pattern that no label matches, and if no answer can be as long as its label.
         """
         metric = Metric(config.metric, config.pattern)
         readers = {split: TokenReader(stage.inputs["tokens"], split) for split in HELD_OUT}
@@ -99,8 +103,8 @@ class HeldOut:
         return cls(config, stage, metric, readers, compared)
 
     def facts(self, split: str) -> dict[str, Any]:
-        """The number of compared samples, and the share of the most frequent label where one occurs twice; empty
-        without any.
+        """The number of compared samples, and the share of the most frequent label if a label repeats; empty without
+        any.
         """
         records = [self.readers[split].records[index] for index in self.compared[split]]
         if not records:
@@ -114,7 +118,7 @@ class HeldOut:
 
     @torch.no_grad()
     def loss(self, split: str, parallel: ParallelTarget) -> float | None:
-        """Mean cross-entropy per answer token; None without one. All ranks call it."""
+        """The mean cross-entropy per answer token of a split; None without one. All ranks must call it."""
         reader = self.readers[split]
         if not len(reader):
             return None
@@ -131,7 +135,7 @@ class HeldOut:
     def accuracy(
         self, split: str, parallel: ParallelTarget, saved: Path, stop_if_asked: Callable[[], None]
     ) -> float | None:
-        """Share of right answers of the target in `saved`, each rank decoding a part; None if nothing is compared.
+        """The share of right answers of the target in `saved`; None if nothing is compared. Each rank decodes a part.
 
         stop_if_asked: called before every batch, on all ranks alike; may raise StopRequested.
         """
@@ -168,9 +172,9 @@ def _check_lengths(
     readers: Mapping[str, TokenReader],
     compared: Mapping[str, Sequence[int]],
 ) -> None:
-    """Warns of labels with more tokens than max_new_tokens, whose samples always count as wrong.
+    """Warn of labels with more tokens than max_new_tokens, whose samples always count as wrong.
 
-    Raises DataError if all are.
+    Raises DataError if all labels are too long.
     """
     records = [readers[split].records[index] for split in HELD_OUT for index in compared[split]]
     if not records:
@@ -199,9 +203,10 @@ def _check_lengths(
 
 
 def measurable(reader: TokenReader, metric: Metric, limit: int | None) -> list[int]:
-    """The samples of a split whose labels can be compared, as indices, ascending; `limit` of them by hash of the id.
+    """The indices of a split's samples whose labels can be compared, ascending; at most `limit`, chosen by hash of the
+    id.
 
-    A split may be sorted by class, and its first samples all be of one.
+    The first ones would not do, since a split may be sorted by class.
     """
     found = []
     for index, record in enumerate(reader.records):
@@ -220,7 +225,7 @@ def count_right(
     decode: Callable[[list[int]], str],
     max_new_tokens: int,
 ) -> int:
-    """How many samples of a batch the target answers right. decode: ids to text."""
+    """The number of samples in a batch that the target answers right. decode: ids to text."""
     answers = greedy_answers(target, [reader.sample(index) for index in indices], max_new_tokens)
     right = 0
     for index, answer in zip(indices, answers, strict=True):
@@ -237,7 +242,7 @@ def greedy_answers(target: Target, samples: Sequence[TokenSample], max_new_token
 
 
 def _contains_words(wanted: str, text: str) -> bool:
-    """Whether a text contains the wanted one as whole words."""
+    """Whether a text contains the wanted text as whole words."""
     start = text.find(wanted)
     while start >= 0:
         end = start + len(wanted)
@@ -249,8 +254,8 @@ def _contains_words(wanted: str, text: str) -> bool:
 
 
 def _of_words(character: str) -> bool:
-    """Whether it belongs to words that blanks keep apart: a digit, or a letter of a script with upper and lower case.
+    """Whether a character belongs to words separated by blanks: a digit, "_", or a letter with upper and lower case.
 
-    Chinese, Japanese or Thai have neither case nor blanks between words.
+    Chinese, Japanese and Thai have neither case nor blanks between words.
     """
     return character == "_" or character.isdigit() or character.lower() != character.upper()

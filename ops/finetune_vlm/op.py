@@ -18,7 +18,7 @@ RATE = validators.and_(validators.gt(0), validators.lt(1))
 
 
 def _pattern(_instance: object, _attribute: object, pattern: str | None) -> None:
-    """A regular expression with one group."""
+    """A validator: the pattern is a regular expression with exactly one group."""
     if pattern is None:
         return
     try:
@@ -30,7 +30,7 @@ def _pattern(_instance: object, _attribute: object, pattern: str | None) -> None
 
 
 def _frozen(instance: Any, _attribute: object, parts: tuple[str, ...]) -> None:
-    """A part that is not trained has no learning rate."""
+    """A validator: a frozen part must have no learning rate of its own."""
     for part in ("vision", "projector"):
         if part in parts and getattr(instance, f"lr_{part}", None) is not None:
             raise ValueError(f"'lr_{part}' is given, but freeze contains \"{part}\": give only one of them")
@@ -149,7 +149,7 @@ class FinetuneVlm:
 
     @staticmethod
     def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
-        """Checks that a checkpoint is not trained on the tokens of the built-in tokenizer."""
+        """Mistakes against nodes above: a checkpoint cannot be trained on tokens of the built-in tokenizer."""
         init, tokenize = values.get("init"), above("tokens")
         is_foreign = tokenize.get("processor") == "builtin" and tokenize.get("target") is None
         if init is None or is_builtin(init) or not is_foreign:
@@ -166,12 +166,12 @@ READING: tuple[Part, ...] = ("text", "embeddings")
 
 
 def parts_in(config: Mapping[str, Any]) -> tuple[Part, ...]:
-    """The parts of a target of this config.json."""
+    """The parts that a target of this config.json has."""
     return (*SEEING, *READING) if config.get("vision_config") else READING
 
 
 def check_parts(config: FinetuneVlm, parts: Collection[Part], model_type: str) -> None:
-    """Raises ConfigError if a field names a part that the target does not have, or if nothing is left to train."""
+    """Check that the named parts exist in the target, and that something is left to train. Raises ConfigError."""
     fields: list[tuple[str, Part]] = [(f'freeze = "{part}"', part) for part in config.freeze]
     rates: tuple[tuple[str, Part], ...] = (("lr_vision", "vision"), ("lr_projector", "projector"))
     fields += [(name, part) for name, part in rates if getattr(config, name) is not None]

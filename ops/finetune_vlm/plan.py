@@ -28,7 +28,7 @@ threads = threads_of_finetuning
 
 
 def smoke(config: FinetuneVlm, samples: int) -> dict[str, Any]:
-    """A few steps of full size with a checkpoint between them; measured only at the end."""
+    """Fields for a smoke run: a few steps of full size with a checkpoint between them, measured only at the end."""
     return {
         "steps": min(config.steps, STEPS),
         "checkpoint_every": min(config.checkpoint_every, STEPS // 2),
@@ -37,8 +37,10 @@ def smoke(config: FinetuneVlm, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: FinetuneVlm, context: PlanContext) -> Estimate:
-    """Masters and moments are sharded over the ranks, gradients whole until a step's end. Raises DataError without a
-    config.json that has the sizes, and ConfigError for parts that it lacks and ranks that cannot share its sequences.
+    """Estimate memory and disk. Masters and moments are sharded over ranks; gradients are whole until a step's end.
+
+    Raises DataError without a config.json that has the sizes, and ConfigError for parts that it lacks, and for ranks
+    that cannot share its sequences.
     """
     growth, is_tried = _growth(config, context), context.trial is not None
     if context.artifact is not None:
@@ -73,7 +75,7 @@ def estimate(config: FinetuneVlm, context: PlanContext) -> Estimate:
 
 
 def _ids(config: FinetuneVlm, tokens: TokensForecast | None) -> dict[str, Any]:
-    """The ids of target.json: those of the tokens, or of the checkpoint's files."""
+    """The token ids for target.json, from the tokens, or from the checkpoint's files."""
     known: TokensForecast | Vocabulary | None = tokens
     if not is_builtin(config.init):
         is_there = Path(config.init).is_dir() and not loading_mistakes(config.init, config.trust_remote_code)
@@ -82,7 +84,9 @@ def _ids(config: FinetuneVlm, tokens: TokensForecast | None) -> dict[str, Any]:
 
 
 def _growth(config: FinetuneVlm, context: PlanContext) -> Growth | None:
-    """The steps, and the compared answers of val and test; those of val also after every eval_every steps."""
+    """The growth from trial to full run: steps, and compared answers of val and test; val repeats after eval_every
+    steps.
+    """
     if context.trial is None:
         return None
     counted = first_counted(context.inputs["tokens"])
@@ -110,13 +114,13 @@ def _start(config: FinetuneVlm, tokens: TokensForecast | None, context: PlanCont
 
 
 def _trained(config: FinetuneVlm, sizes: TargetSizes) -> int:
-    """Parameters that get a gradient; the mergers count with the vision tower."""
+    """The number of parameters that get a gradient; the mergers count with the vision tower."""
     parts = {"vision": sizes.vision, "text": sizes.layers, "embeddings": sizes.embedding + sizes.head}
     return sum(count for part, count in parts.items() if part not in config.freeze)
 
 
 def missing_here(config: FinetuneVlm) -> dict[str, str]:
-    """Why the checkpoint directory cannot be trained. A model id is not looked up."""
+    """Mistakes by which the checkpoint directory cannot be trained, by field. A model id is not looked up."""
     if is_builtin(config.init):
         try:
             check_builtin(config.init)

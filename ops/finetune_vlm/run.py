@@ -118,7 +118,7 @@ class _Training:
         )
 
     def run(self) -> None:
-        """Runs the remaining steps."""
+        """Train all remaining steps."""
         if self.first_step and (self.first_step == self.config.steps or self._measuring_is_due()):
             self._log_where_due()  # the first call of an attempt truncates what earlier ones logged at this step
             self._measure_where_due()
@@ -130,7 +130,7 @@ class _Training:
             self.report()
 
     def _stop_if_asked(self) -> None:
-        """Save, and raise StopRequested on all ranks, if one of them received a stop request."""
+        """Save a checkpoint, and raise StopRequested on all ranks, if one of them received a stop request."""
         if rank_group.any_rank(self.stage.stop_requested(), self.parallel.device):
             self.checkpoints.save(self.state)
             self.checkpoints.wait()
@@ -139,10 +139,10 @@ class _Training:
             )
 
     def one_step(self) -> None:
-        """Forward, backward and update over one global step; its row goes into the history.
+        """Train one global step: forward, backward and update; its row goes into the history.
 
-        A step without an answer token, without a trained part (an image, if all else is frozen), or with a non-finite
-        loss or gradient updates nothing.
+        Nothing is updated without an answer token, without a trained part (such as an image, if all else is frozen), or
+        with a non-finite loss or gradient.
         """
         config, optimizer = self.config, self.state.optimizer
         samples = self.order.samples(self.state.step + 1)
@@ -167,14 +167,14 @@ class _Training:
         self.state.history.append(torch.tensor(row, dtype=torch.float64))
 
     def _totals(self, passes: list[ModelInputs | None]) -> tuple[int, int]:
-        """Answer tokens and batches with images, on all ranks."""
+        """The number of answer tokens, and of batches with images, summed over all ranks."""
         own = [batch for batch in passes if batch is not None and self.parallel.sp_rank == 0]
         counts = [sum(answer_tokens(batch) for batch in own), sum(batch.has_images for batch in own)]
         answers, images = rank_group.summed(torch.tensor(counts, device=self.parallel.device)).tolist()
         return answers, images
 
     def _backward(self, passes: list[ModelInputs | None], answers: int) -> float:
-        """Add up the gradients of all passes; the global sum of the loss."""
+        """Add up the gradients of all passes; returns the global sum of the loss."""
         total = torch.zeros((), dtype=torch.float64, device=self.parallel.device)
         self.parallel.hold()
         for number, batch in enumerate(passes, start=1):
@@ -187,17 +187,17 @@ class _Training:
         return float(rank_group.summed(total))
 
     def _forget_unseen(self) -> None:
-        """A step without an image does not change the vision tower.
+        """Remove the vision tower's gradients after a step without an image, so that it does not change.
 
-        One process has no gradients there; the image of weight zero that ranks run would give zero gradients, to which
-        weight decay and AdamW's moments would still apply.
+        Ranks run an image of weight zero, whose zero gradients would still trigger weight decay and AdamW's moments. A
+        single process has no such gradients.
         """
         for name, parameter in self.state.model.named_parameters():
             if self.parts[name] in SEEING:
                 parameter.grad = None
 
     def report(self) -> None:
-        """Logs, measures and saves after a step, if due."""
+        """Log, measure and save after a step, each if it is due."""
         step, config = self.state.step, self.config
         self._log_where_due()
         paused = time.perf_counter()
@@ -251,8 +251,9 @@ class _Training:
         )
 
     def _measure_before(self) -> None:
-        """Accuracy of the checkpoint on the test split before the first step, kept for the result. One that has random
-        weights is not asked.
+        """Measure the checkpoint's accuracy on the test split before the first step, and keep it for the result.
+
+        A target with random weights is not measured.
         """
         if self.source is None or self.state.step or self._before() or not self.held_out.compared["test"]:
             return
@@ -270,11 +271,11 @@ class _Training:
         return read_json(file) if file.is_file() else {}
 
     def _code(self) -> Path | None:
-        """The checkpoint whose code is part of the target."""
+        """The checkpoint whose code is copied into the target; None if its code is not trusted."""
         return self.source if self.config.trust_remote_code else None
 
     def _log_where_due(self) -> None:
-        """The rows since the last multiple of log_every; the speed is that of this attempt since its last log."""
+        """Log the rows since the last multiple of log_every; the speed is that of this attempt since its last log."""
         step, every = self.state.step, self.config.log_every
         if step % every and step < self.config.steps:
             return
@@ -309,7 +310,7 @@ class _Training:
             self._measure_val(saved)
 
     def _measure_val(self, saved: Path) -> dict[str, float]:
-        """Loss and accuracy on the val split, if it has samples; logged, and kept in the history."""
+        """Measure loss and accuracy on the val split, if it has samples; logs them, and keeps them in the history."""
         metrics = {}
         row = self.state.history[-1]
         loss = self.held_out.loss("val", self.parallel)
@@ -336,9 +337,9 @@ def _parallel(config: FinetuneVlm, stage: Stage, target: Target) -> ParallelTarg
 
 
 def _identity(config: FinetuneVlm, stage: Stage) -> dict[str, Any]:
-    """What a checkpoint must match: the config without neutral fields, and the tokens.
+    """The facts that a checkpoint must match: the config without neutral fields, and the tokens.
 
-    External fields are left out: the work folder is of the content that they name, whose path may have changed.
+    External fields are left out: the work folder belongs to their content, and their path may have changed.
     """
     fields = op_of(config).fields.values()
     values = {entry.name: getattr(config, entry.name) for entry in fields if not (entry.neutral or entry.external)}
@@ -346,7 +347,7 @@ def _identity(config: FinetuneVlm, stage: Stage) -> dict[str, Any]:
 
 
 def training_figure(losses: Sequence[float], val_losses: Sequence[float], accuracies: Sequence[float]) -> Figure:
-    """One value a step; nan where a step was skipped or nothing was measured."""
+    """A figure of losses and accuracies. Each list has one value per step; NaN where skipped or not measured."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(range(1, len(losses) + 1), losses, linewidth=0.8, label="train loss")

@@ -19,12 +19,10 @@ from ops.lib.training.rank_group import is_first
 
 
 def save_target(parallel: ParallelTarget, directory: Path, source: Path | None = None) -> None:
-    """Write weights and config, in the dtype of the computation, with the tensor names of the original checkpoint.
+    """Write the target's weights and config, in the compute dtype, with the original checkpoint's tensor names.
 
-    SGLang can serve the directory, unlike transformers' own output for some families.
-
-    source: the checkpoint whose code is copied, if it is trusted. Every rank calls it, and the first one writes;
-    afterwards all may read.
+    SGLang can serve the directory, unlike transformers' own output for some families. source: the checkpoint whose code
+    is copied, if it is trusted. Every rank calls it, and the first one writes; afterwards all may read.
     """
     model = parallel.target.model
     reshard(model)
@@ -49,10 +47,11 @@ def save_target(parallel: ParallelTarget, directory: Path, source: Path | None =
 
 @contextmanager
 def whole_target(parallel: ParallelTarget, saved: Path) -> Iterator[Target]:
-    """The target to decode with, in evaluation mode: on every rank the one in `saved`.
+    """Open a context with the target to decode with, in evaluation mode; with several ranks, each loads it from
+    `saved`.
 
-    Sharded layers only work in lockstep over all ranks, ranks that share sequences keep no cache, and masters differ
-    from what is written in bfloat16. One process in float32 uses the target in memory, which is the same.
+    Sharded layers only work in lockstep, ranks that share sequences keep no cache, and masters differ from what is
+    written in bfloat16. One process in float32 uses the equal target in memory.
     """
     target = parallel.target
     if _differs_from_saved(parallel):
@@ -67,9 +66,9 @@ def whole_target(parallel: ParallelTarget, saved: Path) -> Iterator[Target]:
 
 @contextmanager
 def saved_for_now(parallel: ParallelTarget, folder: Path, source: Path | None = None) -> Iterator[Path]:
-    """A folder with the current target, removed afterwards; empty if whole_target does not read it.
+    """Open a context with a folder that holds the current target, removed afterwards; empty if whole_target needs none.
 
-    All ranks leave it after the same batch; if one fails, the others do not wait for it.
+    All ranks leave it after the same batch; if one fails, the others do not wait.
     """
     if not _differs_from_saved(parallel):
         yield folder
@@ -85,12 +84,12 @@ def saved_for_now(parallel: ParallelTarget, folder: Path, source: Path | None = 
 
 
 def _differs_from_saved(parallel: ParallelTarget) -> bool:
-    """Whether the written target differs from the one in memory, and answers must be those of the former."""
+    """Whether the written target differs from the one in memory, so that answers must be made by the written one."""
     return parallel.world_size > 1 or parallel.dtype != torch.float32
 
 
 def _write_dtype(config: Path, dtype: torch.dtype) -> None:
-    """Corrects the dtype in config.json, where save_pretrained writes that of the weights during training."""
+    """Correct the dtype in config.json, where save_pretrained writes the dtype of training."""
     content = read_json(config)
     for part in (content, content.get("text_config"), content.get("vision_config")):
         if part and "dtype" in part:

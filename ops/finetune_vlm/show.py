@@ -14,7 +14,7 @@ from ops.load_target.show import report as report_of_target
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The target, the measurements of its training, and whether it is better than before."""
+    """The report sections of a fine-tuned target: facts, measurements of its training, and verdicts."""
     file = folder / "measurements.json"  # not a part of the artifact's content
     measured = read_json(file) if file.exists() else {}
     compared = facts(measured, ("test_samples", "majority_share"))
@@ -32,8 +32,8 @@ NO_TEST = "measure it: metric of finetune_vlm, and samples with a label in the s
 
 
 def verdicts(metrics: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[Section]:
-    """Sections of verdicts on a fine-tuned target. metrics: metrics.json. measured: measurements.json, empty where it
-    is gone.
+    """The verdict sections of a fine-tuned target. metrics: metrics.json. measured: measurements.json,
+    empty if gone.
     """
     if "accuracy" not in metrics:
         yield Section("accuracy", verdict("target", "not measured: accuracy on the split test", "info", NO_TEST))

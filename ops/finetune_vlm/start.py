@@ -29,11 +29,10 @@ BETAS = (0.9, 0.95)
 def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tuple[Target, Path | None]:
     """The target with float32 weights, and the directory of its checkpoint.
 
-    For several ranks it is on the CPU, and as it is stored: all ranks of a machine share the files' pages until each
-    has its part of the masters (see ParallelTarget).
-
-    Raises DataError for an unknown name, a checkpoint that cannot be a target, and tokens that do not fit it; and
-    ConfigError, before weights are read, for ranks that cannot share its sequences.
+    For several ranks it stays on the CPU in its stored dtype: all ranks of a machine share the files' pages until each
+    has its part of the masters (see ParallelTarget). Raises DataError for an unknown name, an unsuitable checkpoint,
+    and tokens that do not fit it. Raises ConfigError, before weights are read, for ranks that cannot share its
+    sequences.
     """
     device = stage.device if stage.world_size == 1 else "cpu"
     if is_builtin(config.init):
@@ -68,7 +67,7 @@ def _builtin(config: FinetuneVlm, reader: TokenReader, device: str) -> Target:
 
 
 def parts_of(target: Target) -> dict[str, Part]:
-    """Name of every parameter -> its part. A head of its own belongs to the embeddings."""
+    """The part to which each parameter belongs, by the parameter's name. An untied head belongs to the embeddings."""
     ends = {id(target.embed_weight), id(target.head_weight)}
     return {
         name: "embeddings" if id(parameter) in ends else target.family.part_of(name)
@@ -77,10 +76,7 @@ def parts_of(target: Target) -> dict[str, Part]:
 
 
 def freeze(config: FinetuneVlm, target: Target, stage: Stage) -> None:
-    """Freeze the parts that the config names; before the model is sharded.
-
-    Raises ConfigError as `check_parts`.
-    """
+    """Freeze the parameters that the config names; call it before sharding. Raises ConfigError as `check_parts`."""
     parts = parts_of(target)
     check_parts(config, {*parts.values()}, target.family.config["model_type"])
     sizes: Counter[str] = Counter()
@@ -92,9 +88,9 @@ def freeze(config: FinetuneVlm, target: Target, stage: Stage) -> None:
 
 
 def make_optimizer(config: FinetuneVlm, model: nn.Module, parts: dict[str, Part]) -> Optimizer:
-    """An optimizer over the parameters that are trained, at rate 0; a group's "peak" is the highest rate of its part.
+    """An optimizer over the trained parameters, at rate 0. A group's "peak" is the highest rate of its part.
 
-    Matrices are decayed; norms and biases are not. Muon, if it is chosen, is for hidden matrices. AdamW is made with
+    Matrices have weight decay; norms and biases have none. Muon, if chosen, is used for hidden matrices. AdamW gets the
     `adamw_options` of the parameters' device.
     """
     peaks = {"vision": config.lr_vision, "projector": config.lr_projector}

@@ -30,7 +30,7 @@ DIGIT_NAMED = re.compile(r"\bthe digit ([0-9])\b")
 
 @frozen
 class Question:
-    """A question, and its answer with the names of facts in braces."""
+    """A question, and its answer with names of facts in braces."""
 
     text: str
     answer: str
@@ -150,10 +150,10 @@ def digit_png(ink: np.ndarray) -> bytes:
 
 
 def digit_facts(ink: np.ndarray, digit: int) -> dict[str, str]:
-    """All facts for the answers, as text. ink: int [8, 8], 0..16.
+    """Facts about a digit's image for answers, as text. ink: int [8, 8], 0..16.
 
-    Sums are in units of ink; `_rounded` and the middle are to the nearest 10, percentages to the nearest 5, centres
-    of mass to the nearest tenth of a cell, halves up. The middle is rows and columns 3 to 6; a corner is 2 x 2 cells.
+    Sums are in units of ink. `_rounded` and the middle are rounded to 10, percentages to 5, centres of mass to a tenth
+    of a cell, halves up. The middle is rows and columns 3 to 6; a corner is 2 x 2 cells.
     """
     total = int(ink.sum())
     dark = ink >= DARK
@@ -236,7 +236,7 @@ def _centre_facts(ink: np.ndarray, total: int) -> dict[str, object]:
 
 
 def _divide(a: int, b: int) -> int:
-    """a / b to the nearest integer, halves up."""
+    """The quotient a / b rounded to the nearest integer, halves up."""
     return (2 * a + b) // (2 * b)
 
 
@@ -249,14 +249,14 @@ def _percent(part: int, total: int) -> int:
 
 
 def _class(value: int, bounds: tuple[int, int], names: tuple[str, str, str]) -> str:
-    """The first name below the first bound, the last above the second, the middle one otherwise."""
+    """The name of a value's class: the first below the first bound, the last above the second, else the middle one."""
     if value < bounds[0]:
         return names[0]
     return names[1] if value <= bounds[1] else names[2]
 
 
 def _extent(line: np.ndarray) -> int:
-    """Cells from the first dark one to the last, both counted."""
+    """The number of cells from the first dark one to the last, inclusive."""
     dark = np.flatnonzero(line)
     return int(dark[-1] - dark[0]) + 1 if dark.size else 0
 

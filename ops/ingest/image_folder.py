@@ -27,8 +27,9 @@ BACKGROUND, NO_OBJECT = "BACKGROUND_Google", "background, no class"  # of CalTec
 
 @frozen
 class ClassImage:
-    """File of an image folder. path: relative to the folder; label: None beside class folders; split: by its folder, or
-    None.
+    """A file of an image folder. path: relative to the folder. label: its class, None beside class folders.
+
+    split: by its folder, or None.
     """
 
     path: Path
@@ -37,7 +38,7 @@ class ClassImage:
 
 
 def class_images(folder: Path, split_names: dict[str, str]) -> Iterator[ClassImage]:
-    """Every file in a class folder, or in a folder without folders, by path, and images beside such folders.
+    """The images of class folders, or of a folder without folders, by path, and images that lie beside class folders.
 
     Hidden files are ignored.
     """
@@ -54,7 +55,9 @@ def class_images(folder: Path, split_names: dict[str, str]) -> Iterator[ClassIma
 def image_folder_sample(
     image: ClassImage, finder: ImageFinder, question: str, answer: str
 ) -> RawSample | DroppedSample:
-    """One question about the image, answered with its label; {label} in both templates is the name of its folder."""
+    """A sample with one question about the image, answered with its label. {label} in both templates is its folder's
+    name.
+    """
     name = image.path.as_posix()
     if not is_valid_text(name):
         return DroppedSample(ascii(name), "invalid text", "the name of the file")
@@ -75,9 +78,7 @@ def image_folder_sample(
 
 
 def _base(folder: Path, split_names: dict[str, str]) -> Path:
-    """Path in the folder of what holds the classes or the splits. It is below folders that alone hold images, or else
-    the folder itself.
-    """
+    """The relative path of the folder that holds classes or splits: below folders that alone hold images, else "."."""
     below = Path()
     while names := [name for name in _folders(folder / below) if _holds_image(folder / below / name)]:
         if len(names) > 1 or _are_splits(names, split_names):
@@ -103,7 +104,9 @@ def _of_classes(folder: Path, below: Path, split: str | None) -> Iterator[ClassI
 
 
 def _beside(folder: Path, below: Path) -> Iterator[ClassImage]:
-    """The images in a folder of folders; other files there, such as a list of the classes, are not data."""
+    """The images that lie directly in a folder of folders; other files there, such as a list of classes,
+    are not data.
+    """
     names = sorted(entry.name for entry in os.scandir(folder / below) if not entry.is_dir())
     for name in names:
         if not name.startswith(".") and Path(name).suffix.lower() in IMAGE_NAMES:
@@ -119,7 +122,7 @@ def _files(folder: Path, below: Path, label: str, split: str | None) -> Iterator
 
 
 def _class_folders(folder: Path) -> list[str]:
-    """The folders in it, or none if none of them has an image."""
+    """The folders in a folder; none if none of them has an image."""
     names = _folders(folder)
     return names if any(_holds_image(folder / name) for name in names) else []
 

@@ -40,11 +40,11 @@ SHOWN = 120
 
 @frozen
 class ImageFinder:
-    """Finds the images of rows.
+    """Finds the images that rows name.
 
     root            the folder of relative paths, which no path leaves without allow_outside
-    image_root      the value of that field, if the root is by it
-    remedy          what to do about a path that does
+    image_root      the field's value, if it set the root
+    remedy          what to do about a path that leaves the root
     """
 
     root: Path
@@ -53,7 +53,7 @@ class ImageFinder:
     remedy: str = "set image_root, or allow_outside = true"
 
     def image(self, value: Any) -> Path | bytes:
-        """The file, links resolved, or the encoded image itself. Raises Unusable.
+        """The image behind a value: a file with links resolved, or the encoded image itself. Raises Unusable.
 
         value: see `is_image_value`.
         """
@@ -66,7 +66,9 @@ class ImageFinder:
         return value if isinstance(value, bytes) else _decoded(value)
 
     def file(self, name: str) -> Path:
-        """The file of a path. Raises Unusable if it is missing or outside, DataError without a folder image_root."""
+        """The file at a path. Raises Unusable if it is missing or outside, and DataError if the folder image_root is
+        missing.
+        """
         shown = name if len(name) <= SHOWN else f"{name[:SHOWN]}..."
         try:
             path = (self.root / name).resolve()
@@ -110,7 +112,7 @@ def is_image_value(value: Any) -> bool:
 
 
 def path_named(value: Any) -> str | None:
-    """The path of an image file, None for an image in the row itself or behind a URL."""
+    """The path in an image value; None for an image in the row itself, or behind a URL."""
     if isinstance(value, dict):
         if value.get("bytes") or value.get("base64"):
             return None

@@ -115,7 +115,7 @@ class Ingest:
             raise ValueError(f'answer must contain "{LABEL}", which becomes the name of the class')
 
     def reading(self) -> Reading:
-        """How the sources on disk are read."""
+        """The way in which the config's sources are read."""
         from ops.ingest.read import Reading  # slow, and of no use to the built-in sample
 
         return Reading(
@@ -130,8 +130,9 @@ class Ingest:
         )
 
     def external_files(self) -> Mapping[str, Path | None]:
-        """The image files that the sources name, or the data files of the built-in sample; of several sources
-        themselves as well, since their names are part of ids and may name splits.
+        """The external files of the config: image files that the sources name, or the built-in sample's data files.
+
+        Several sources are included themselves, since their names are part of ids and may name splits.
         """
         if self.source == "builtin:digits":
             return builtin_files()
@@ -146,7 +147,7 @@ class Ingest:
 
 
 def builtin_files() -> dict[str, Path | None]:
-    """scikit-learn's digits and the standard library's prose, found without importing either."""
+    """The data files of scikit-learn's digits and of the standard library's prose, found without importing either."""
     sklearn, prose = find_spec("sklearn"), find_spec("pydoc_data.topics")
     digits = Path(sklearn.origin).parent / "datasets" / "data" / "digits.csv.gz" if sklearn and sklearn.origin else None
     return {"digits": digits, "prose": Path(prose.origin) if prose and prose.origin else None}

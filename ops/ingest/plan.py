@@ -28,14 +28,14 @@ READ_WHOLE = "the smoke run reads the whole source too; the full run also writes
 def smoke(config: Ingest, samples: int) -> dict[str, Any]:
     """Fields for a smoke run: `samples` samples with images, and as many without.
 
-    Of each split a quarter at least is kept, so that nodes that drop samples do not empty it.
+    At least a quarter of each split is kept, so that nodes that drop samples do not empty it.
     """
     limit = samples if config.max_samples is None else min(samples, config.max_samples)
     return {"max_samples": limit, "min_per_split": max(config.min_per_split, limit // 4)}
 
 
 def estimate(config: Ingest, context: PlanContext) -> Estimate:
-    """Samples by the trial's counts of the whole source; before it only which splits stay empty is known."""
+    """Estimate the samples by the trial's counts of the whole source; before a trial only empty splits are known."""
     trial = context.trial
     if context.artifact is not None:
         forecast = SamplesForecast.read(context.artifact, context.identity)
@@ -55,8 +55,9 @@ def estimate(config: Ingest, context: PlanContext) -> Estimate:
 
 
 def _empty(config: Ingest) -> frozenset[str]:
-    """The splits that no sample gets: none is drawn, and no row or name of a file says so; the rows are read for that
-    only where a fraction is 0.
+    """The splits that no sample gets: their fraction is 0, and no row or file name selects them.
+
+    Rows are read only if a fraction is 0.
     """
     if config.split is not None:
         return frozenset(SPLITS) - {config.split}
@@ -78,8 +79,9 @@ EMPTY = "has no rows; `source` must name a data file or folder with samples"
 
 
 def missing_here(config: Ingest) -> dict[str, str]:
-    """An unknown built-in sample, a format that cannot be told or read, links that lead out, a header or first row of
-    another form, and sources without rows. Missing sources are reported elsewhere.
+    """Mistakes in the sources, by field: unknown built-in sample, unknown or unreadable format, links that lead out.
+
+    A header or first row of another form, and a source without rows, are reported too; missing sources are not.
     """
     sources = (config.source,) if isinstance(config.source, str) else config.source
     mistakes: list[str] = []

@@ -18,7 +18,7 @@ SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\"*(])")
 
 
 def prose_samples() -> list[RawSample]:
-    """About 300 questions about topics, each answered with a passage of the topic's text; splits by hash of the id.
+    """About 300 questions about Python topics, each answered with a passage; splits are chosen by hash of the id.
 
     A passage of several topics is used once, so that no text of the train split is in the test split.
     """
@@ -33,7 +33,7 @@ def prose_samples() -> list[RawSample]:
 
 
 def _topic_samples(topic: str) -> Iterator[tuple[str, str, str]]:
-    """(id, question, passage) of every passage of one topic."""
+    """The id, question and passage of every passage of one topic."""
     text = topics[topic]
     title = text.split("\n", 1)[0].replace('"', "").strip()
     for part, passage in enumerate(passages(text), start=1):
@@ -42,9 +42,10 @@ def _topic_samples(topic: str) -> Iterator[tuple[str, str, str]]:
 
 
 def passages(text: str) -> list[str]:
-    """Runs of whole sentences of 32 to 60 words within one paragraph, in order.
+    """The runs of whole sentences, 32 to 60 words long and within one paragraph, in order.
 
-    Headings, code, grammar, tables and lists are left out: a paragraph is used if every line starts at the margin.
+    A paragraph is used only if every line starts at the margin: this leaves out headings, code, grammar, tables and
+    lists.
     """
     found = []
     for paragraph in re.split(r"\n\s*\n", text):

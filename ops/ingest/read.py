@@ -29,7 +29,7 @@ Read = tuple[float, RawSample | DroppedSample]
 
 @frozen(kw_only=True)
 class Reading:
-    """How sources are read; the fields are those of ops/ingest/op.py."""
+    """The settings for reading sources, with the fields of ops/ingest/op.py."""
 
     sources: tuple[Path, ...]
     format: str = "auto"
@@ -41,13 +41,13 @@ class Reading:
     require_answers: bool = True
 
     def names(self) -> list[str]:
-        """The name of each source; that of a single one does not matter."""
+        """A unique name for each source; empty for a single one, where it does not matter."""
         if len(self.sources) == 1:
             return [""]
         return [f"{place}/{source.name}" for place, source in enumerate(self.sources, start=1)]
 
     def roots(self) -> list[str | None]:
-        """The image_root of each source; None: the folder of its files."""
+        """The image_root of each source; None stands for the folder of its files."""
         given = self.image_root if isinstance(self.image_root, tuple) else (self.image_root,) * len(self.sources)
         return [None if root in ("", ".") else root for root in given]
 
@@ -57,8 +57,9 @@ class Reading:
 
 @frozen
 class _Source:
-    """A source: its images by class, or its parts of rows. name: of Reading.names; root: of Reading.roots; split: that
-    the name says.
+    """A source: images by class, or parts with rows. name: from Reading.names. root: from Reading.roots.
+
+    split: the one that its name says.
     """
 
     path: Path
@@ -78,10 +79,10 @@ class _Source:
 
 
 def read_samples(reading: Reading) -> Iterator[Read]:
-    """(Share of the sources read so far, sample) in order, one at a time.
+    """Pairs of the share of the sources read so far and a sample, in order, one at a time.
 
-    Raises DataError for an unreadable source, and, after all of them are read, with up to 20 mistakes in their rows
-    as `file:line: what is wrong`; nothing is yielded after the first mistake.
+    Raises DataError for an unreadable source. After all sources are read, it raises DataError with up to 20 mistakes in
+    rows, as `file:line: what is wrong`; no sample is yielded after the first mistake.
     """
     forms = [find_format(source, reading.format) for source in reading.sources]
     return _all(reading, forms)
@@ -106,11 +107,11 @@ def given_splits(reading: Reading) -> set[str]:
 
 
 def named_images(reading: Reading) -> Iterator[tuple[str, Path | None]]:
-    """Every image that a row names by a path: (name, file), None if it is missing or not allowed.
+    """Every image that a row names by a path, as name and file; None if it is missing or not allowed.
 
-    A name is relative to the source's folder, or to image_root there, so that it stays the same when the
-    whole folder is moved; of several sources it begins with the source's name. Broken rows are skipped. Nothing for a
-    folder whose images cannot be elsewhere: they are part of the source itself.
+    A name is relative to the source's folder or image_root, so that it stays the same if the whole folder moves. With
+    several sources it begins with the source's name. Broken rows are skipped. Nothing is yielded for a folder whose
+    images cannot be elsewhere: they are part of the source itself.
     """
     for source, name, root in zip(reading.sources, reading.names(), reading.roots(), strict=True):
         if not (source.is_dir() and root is None and not reading.allow_outside):
@@ -137,7 +138,7 @@ def _named_images(reading: Reading, source: Path, root: str | None) -> Iterator[
 
 
 def _names(source: Path, form: str, allow_outside: bool) -> Iterator[tuple[Path, str]]:
-    """(Folder of relative paths, name) of all images in rows."""
+    """The folder of relative paths and the name, for all images that rows name."""
     for part in parts_of(source, form, with_bytes=False, allow_outside=allow_outside):
         for record in part.records():
             if record.mistake or row_mistake(record.row):
@@ -176,14 +177,14 @@ def _parts(reading: Reading, source: Path, form: str, *, with_bytes: bool) -> tu
 
 
 def unread_captions(reading: Reading) -> list[Path]:
-    """Files of captions in folders of which only the images are read."""
+    """The caption files in folders of which only the images are read."""
     folders = [source for source in reading.sources if find_format(source, reading.format) == "image-folder"]
     return [file for folder in folders for file in metadata_files(folder)]
 
 
 @frozen
 class WithoutRow:
-    """Images in the folders of captions that are read, and those of them that no row names; example: one of these."""
+    """The number of images in folders with captions, and of those that no row names. example: one that no row names."""
 
     source: Path
     images: int
@@ -198,7 +199,7 @@ class WithoutRow:
 
 
 def images_without_row(reading: Reading) -> list[WithoutRow]:
-    """The sources of captions that leave images out; with an image_root it is not known which it means."""
+    """The sources with captions that leave images out; none are known with an image_root."""
     found = []
     for source, root in zip(reading.sources, reading.roots(), strict=True):
         form = find_format(source, reading.format)
@@ -227,7 +228,10 @@ def _image_folder(reading: Reading, source: _Source) -> Iterator[tuple[float, st
 def _rows(
     reading: Reading, source: _Source, ids: _Ids, mistakes: list[str]
 ) -> Iterator[tuple[float, str | None, RawSample | DroppedSample]]:
-    """(Share of the source, split of the part, sample) of all rows; adds to `mistakes`, after which nothing comes."""
+    """Triples for all rows: the share of the source read, the part's split, and the sample.
+
+    Mistakes are added to `mistakes`; no row comes after the first one.
+    """
     for place, part in enumerate(source.parts):
         name = "/".join(filter(None, (source.name, part.name)))
         for record in part.records():
@@ -256,7 +260,7 @@ def _rows(
 def _with_split(
     sample: RawSample | DroppedSample, part: str | None, named_splits: set[str | None]
 ) -> RawSample | DroppedSample:
-    """The sample with its own split, else that of its part; splits without a part are drawn from train."""
+    """The sample with its own split, else with that of its part. Splits without a part are drawn from train."""
     if isinstance(sample, DroppedSample) or sample.split is not None or part is None:
         return sample
     absent = tuple(name for name in DRAWN_SPLITS if name not in named_splits)
@@ -267,14 +271,16 @@ def _with_split(
 
 @define
 class _Ids:
-    """The ids in use, and their records."""
+    """The ids used so far, and their records."""
 
     duplicates: str
     places: dict[str, tuple[str, int]] = attrs.Factory(dict)  # origin and number, which need less memory than a text
     last: dict[str, int] = attrs.Factory(dict)  # the last number of an id that several samples have
 
     def unique(self, wanted: str, record: Record) -> tuple[str, str]:
-        """(id, mistake): `wanted`, or with a number after it if it is in use and duplicates are numbered."""
+        """A unique id and a mistake: `wanted`, or with a number after it if it is in use and duplicates are
+        numbered.
+        """
         place = (record.origin, record.number)
         if wanted not in self.places:
             self.places[wanted] = place

@@ -40,7 +40,7 @@ class Record:
 
     number  within the file, from 1: the line, the row, or the element of an array
     origin  the text before the number in messages: "file:", "file: row ", or "file: element "
-    folder  of relative image paths
+    folder  the start of relative image paths
     share   of the file read so far, 0..1
     """
 
@@ -78,7 +78,7 @@ def _first_character(file: Path) -> bytes:
 
 
 def _numbered(file: Path, elements: Iterator[Numbered]) -> tuple[str, Iterator[Numbered]]:
-    """The origin of an array's elements, and the elements by their lines or by their places."""
+    """The origin text for an array's elements, and the elements, numbered by lines or by places."""
     first = list(islice(elements, 2))
     every = chain(first, elements)
     if len(first) == 2 and first[0][0] == first[1][0] and not first[1][-1]:
@@ -87,7 +87,9 @@ def _numbered(file: Path, elements: Iterator[Numbered]) -> tuple[str, Iterator[N
 
 
 def _lines(file: Path) -> Iterator[Numbered]:
-    """(line, bytes read, value, mistake) of every line that is not blank; one that is too long ends the reading."""
+    """The line number, bytes read, value and mistake of every line that is not blank. A line too long ends
+    the reading.
+    """
     read = 0
     for number, line in bounded_lines(file, LONGEST):
         read += len(line)
@@ -100,7 +102,7 @@ def _lines(file: Path) -> Iterator[Numbered]:
 
 
 def _elements(file: Path) -> Iterator[Numbered]:
-    """(line, bytes read, value, mistake) of every element of the array; a broken element ends the reading."""
+    """The line, bytes read, value and mistake of every array element. A broken element ends the reading."""
     with file.open("rb") as opened:
         text = _ArrayText(opened)
         try:
@@ -127,7 +129,7 @@ class _ArrayText:
         self._text, self._start, self._ended = "", 0, False
 
     def enter(self) -> None:
-        """Skip the "[", the first character except white space."""
+        """Skip the "[" that begins the array, and white space before it."""
         self.peek()
         self._skip(self._start + 1)
 
@@ -142,7 +144,7 @@ class _ArrayText:
             self._more(CHUNK)
 
     def element(self) -> tuple[Any, str]:
-        """The next element, or the mistake in it; the text is doubled until the element ends."""
+        """The next element of the array, or the mistake in it; more text is read until the element ends."""
         while True:
             try:
                 value, end = json.JSONDecoder().raw_decode(self._text, self._start)
@@ -184,7 +186,7 @@ def is_metadata(file: Path) -> bool:
 
 
 def captioned(row: dict[str, Any], question: str) -> tuple[dict[str, Any], str]:
-    """The row in a form that `ingest` reads, and the mistake in it, or an empty string."""
+    """The row in a form that `ingest` reads, and the mistake in it, "" for none. question: for rows with captions."""
     if row.get(FILE_NAME) is None:
         return row, ""
     others = {key: value for key, value in row.items() if key != FILE_NAME}
@@ -240,7 +242,7 @@ def csv_records(file: Path) -> Iterator[Record]:
 
 
 def names_rows(file: Path) -> bool:
-    """Whether the columns are those of rows that ingest reads: other CSV files lie beside images."""
+    """Whether a CSV file has the columns of rows that ingest reads; other CSV files may lie beside images."""
     try:
         _, columns, mistake = next(_Rows(file), (0, [], "empty"))
     except OSError:
@@ -251,7 +253,7 @@ def names_rows(file: Path) -> bool:
 
 
 class _Rows(Iterator[tuple[int, list[str], str]]):
-    """(Line, fields, mistake) of every row that is not blank. read: bytes so far."""
+    """An iterator over rows that are not blank, as line number, fields and mistake. read: bytes so far."""
 
     def __init__(self, file: Path) -> None:
         self.read = 0
@@ -274,7 +276,9 @@ class _Rows(Iterator[tuple[int, list[str], str]]):
         return number, fields, ""
 
     def _lines(self, file: Path) -> Iterator[str]:
-        """Raises ValueError in a row that is too long, and for text that is not UTF-8."""
+        """The decoded lines of the file. Raises ValueError in a row that is too long, and for text that is
+        not UTF-8.
+        """
         for number, line in bounded_lines(file, LONGEST):
             self.read += len(line)
             if self.read - self._begin > LONGEST:

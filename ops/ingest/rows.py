@@ -96,12 +96,12 @@ def _id_mistake(sample_id: Any) -> str:
 
 
 def turn_list(row: dict[str, Any]) -> list[Any]:
-    """The turns of a row without a mistake, in one list."""
+    """All turns of a row without a mistake, in one list."""
     return [turn for _, turns in _keyed_turns(row) for turn in turns]
 
 
 def row_images(row: dict[str, Any]) -> list[Any]:
-    """The images of `image` or `images`."""
+    """The images in the columns `image` or `images` of a row."""
     return _as_list(row.get("images")) or _as_list(row.get("image"))
 
 
@@ -126,7 +126,7 @@ def turn_role(turn: dict[str, Any]) -> Any:
 
 
 def is_none(value: Any) -> bool:
-    """Whether nothing is there: null, or an object or a list of nothing else, as tables write what a row lacks."""
+    """Whether a value is missing: null, or an object or list of only such, as tables write missing values."""
     values = [value]
     while values:
         value = values.pop()
@@ -147,7 +147,7 @@ def is_valid_text(text: str) -> bool:
 
 
 def _questions(row: dict[str, Any]) -> list[str]:
-    """The keys of ANSWERS whose form the row has; a prompt needs no answer, the others the column of theirs."""
+    """The question keys of a row that also has a matching answer column; a prompt needs none. See ANSWERS."""
     return [
         key
         for key, answers in ANSWERS.items()
@@ -191,7 +191,7 @@ def _question_mistake(row: dict[str, Any], key: str) -> str:
 
 
 def _keyed_turns(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(Key, the list of its turns, or what is there in its place) in order."""
+    """Pairs of a key and the list of its turns, in order; or the key's own value if that is no list of turns."""
     for key in TURNS:
         if row.get(key) is not None:
             yield key, _turns_of(row[key])
@@ -209,12 +209,12 @@ def _inputs(question: str) -> tuple[str, ...]:
 
 
 def _said(role: str, value: Any) -> Any:
-    """A text as a turn; turns as they are."""
+    """A text as a list of one turn; a list of turns is unchanged."""
     return [{"role": role, "content": value}] if isinstance(value, str) else _turns_of(value)
 
 
 def _turns_of(value: Any) -> Any:
-    """The columns of an older Hugging Face `Sequence` ({"from": [...], "value": [...]}) as rows; others as they are."""
+    """The rows of an older Hugging Face `Sequence` ({"from": [...], "value": [...]}); other values are unchanged."""
     if not (isinstance(value, dict) and all(isinstance(column, list) for column in value.values())):
         return value
     if len({len(column) for column in value.values()}) != 1:
@@ -223,10 +223,10 @@ def _turns_of(value: Any) -> Any:
 
 
 def _key_mistake(row: dict[str, Any], key: str) -> str:
-    """A misspelt key loses data, other columns (image_id, idx) are normal.
+    """The mistake in a misspelt key, which would lose data; "" for other columns, such as image_id or idx.
 
-    A key that is one slip of the keyboard away from one that is not given, and has a value as that would have, is
-    misspelt; so is one that resembles it less where the value tells the two apart. The turns are always given.
+    A key is misspelt if it is one typing slip away from a key that is missing, and its value fits that key. A less
+    similar key counts too if the value decides. The turns always count as given.
     """
     values = _as_list(row[key])
     if key in KEYS or not values:
@@ -251,7 +251,7 @@ def _key_mistake(row: dict[str, Any], key: str) -> str:
 
 
 def _is_slip(word: str, key: str) -> bool:
-    """Whether at most one letter is added, missing, or another one, or two neighbours are swapped."""
+    """Whether a word is one typing slip from a key: a letter added, missing or changed, or two neighbours swapped."""
     same = next((place for place, (one, other) in enumerate(zip(word, key, strict=False)) if one != other), None)
     same = min(len(word), len(key)) if same is None else same
     here, there = word[same:], key[same:]
@@ -260,7 +260,10 @@ def _is_slip(word: str, key: str) -> bool:
 
 
 def _meant_turns(row: dict[str, Any]) -> str:
-    """The key that seems to mean the turns, as `, but "mesages" (did you mean "messages"?)`; or nothing."""
+    """A hint at a misspelt key that seems to hold the turns, such as `, but "mesages" (did you mean "messages"?)`.
+
+    Empty for none.
+    """
     hints = {key: did_you_mean(key, (*TURNS, *ANSWERS, *ANSWER_KEYS)) for key in row if key not in KEYS}
     return next((f', but "{key}" ({meant})' for key, meant in hints.items() if meant), "")
 
@@ -302,7 +305,7 @@ def _part_mistake(part: Any) -> str:
 
 
 def _as_list(value: Any) -> list[Any]:
-    """One value or several, without "" and those that are none."""
+    """The members of a list, or a single value as a list; without "" and missing values."""
     members = value if isinstance(value, list) else [value]
     return [member for member in members if not (member == "" or is_none(member))]
 
@@ -329,7 +332,9 @@ REFUSED_PLACEHOLDERS = (("<video>", VIDEO), ("<audio>", AUDIO))
 
 @frozen
 class Placed:
-    """An image within a turn: its value, or the index of one of the row's images, or neither: the next of them."""
+    """The place of an image within a turn: its value, or the index of one of the row's images; neither: the
+    next image.
+    """
 
     value: Any = None
     index: int | None = None
@@ -338,7 +343,7 @@ class Placed:
 def sample_of_row(
     row: dict[str, Any], sample_id: str, finder: ImageFinder, *, require_answers: bool = True
 ) -> RawSample | DroppedSample:
-    """The sample of a well-formed row, with the row's `split`.
+    """The sample in a well-formed row, with the row's `split`.
 
     require_answers: if false, a conversation without an answer is kept if it ends with the user's turn.
     """
@@ -373,7 +378,7 @@ def _topic(row: dict[str, Any]) -> str | None:
 
 
 def _label(row: dict[str, Any]) -> str | None:
-    """The string of `label`; numbers, which tables have for classes, are ignored."""
+    """The text in a row's `label`, None without one; numbers, which tables have for classes, are ignored."""
     label = row.get("label")
     if not isinstance(label, str) or not label.strip():
         return None
@@ -389,7 +394,7 @@ def _refuse_other_media(row: dict[str, Any]) -> None:
 
 
 def _turns(row: dict[str, Any]) -> Iterator[tuple[str, list[str | Placed], str | None]]:
-    """(role, texts and images, reasoning) of every turn."""
+    """The role, texts with images, and reasoning of every turn."""
     turns = turn_list(row)
     if row.get("system") and (not turns or ROLE_NAMES.get(turn_role(turns[0])) != "system"):
         turns = [{"role": "system", "content": row["system"]}, *turns]
@@ -411,7 +416,7 @@ def _reasoning(turn: dict[str, Any]) -> str | None:
 
 
 def _of_text(text: str, role: str) -> list[str | Placed]:
-    """A text and the images in it; an answer's text is unchanged."""
+    """A text split at the images in it; an answer's text is unchanged."""
     if role == "assistant":
         return [text]
     for placeholder, reason in REFUSED_PLACEHOLDERS:
@@ -435,7 +440,7 @@ def _of_part(part: dict[str, Any], role: str) -> list[str | Placed]:
 
 
 def _joined(items: Iterable[str | Placed]) -> list[str | Placed]:
-    """Adjacent texts as one, without empty texts."""
+    """The items with adjacent texts joined, and without empty texts."""
     joined: list[str | Placed] = []
     for is_text, run in groupby(items, key=lambda item: isinstance(item, str)):
         members = list(run)
@@ -444,7 +449,7 @@ def _joined(items: Iterable[str | Placed]) -> list[str | Placed]:
 
 
 def _stripped(items: list[str | Placed], role: str) -> list[str | Placed]:
-    """The rules for white space at the top of this file."""
+    """The items without white space at their borders, by the rules at the top of this file."""
     backwards = _without_breaks(items, str.lstrip)[::-1]
     stripped = _without_breaks(backwards, str.rstrip)[::-1]
     if role == "assistant" and stripped and isinstance(stripped[-1], str):
@@ -453,7 +458,7 @@ def _stripped(items: list[str | Placed], role: str) -> list[str | Placed]:
 
 
 def _without_breaks(items: list[str | Placed], strip: Callable[[str, str], str]) -> list[str | Placed]:
-    """The items without white space before the first text, and that without the line breaks after an image."""
+    """The items without white space before the first text, and without line breaks after an image."""
     start = next((place for place, item in enumerate(items) if isinstance(item, str) and item.strip()), len(items))
     images = [item for item in items[:start] if isinstance(item, Placed)]
     text, rest = items[start : start + 1], items[start + 1 :]
@@ -461,7 +466,7 @@ def _without_breaks(items: list[str | Placed], strip: Callable[[str, str], str])
 
 
 def _check(turns: list[tuple[str, list[str | Placed], str | None]], require_answers: bool) -> None:
-    """Raise Unusable if the conversation cannot be learned from."""
+    """Check that a conversation can be learned from. Raises Unusable."""
     spoken = [role for role, _, _ in turns if role != "system"]
     texts = [item for _, items, _ in turns for item in items if isinstance(item, str)]
     texts += [reasoning for _, _, reasoning in turns if reasoning]
@@ -483,7 +488,7 @@ def _check(turns: list[tuple[str, list[str | Placed], str | None]], require_answ
 def _place_images(
     turns: list[tuple[str, list[str | Placed], str | None]], own: list[Any]
 ) -> tuple[tuple[Turn, ...], list[Any]]:
-    """The turns with their places for images, and the images in the order of the places; own: those of the row."""
+    """The turns with places for images, and the images in the order of the places. own: the row's images."""
     places = [item for _, items, _ in turns for item in items if isinstance(item, Placed)]
     placed = tuple(Turn(role, tuple(map(_part, items)), reasoning) for role, items, reasoning in turns)
     if not places:

@@ -94,7 +94,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
 
 
 def read_source(config: Ingest) -> Iterator[Read]:
-    """(Share of the source read so far, sample) in order.
+    """Pairs of the share of the source read so far and a sample, in order.
 
     Raises DataError for an unknown built-in sample, and for mistakes in a file.
     """
@@ -107,7 +107,7 @@ def read_source(config: Ingest) -> Iterator[Read]:
 
 @cache
 def builtin_samples() -> tuple[RawSample, ...]:
-    """The built-in sample, which max_samples reads twice."""
+    """All samples of the built-in data set."""
     return (*digit_samples(), *prose_samples())
 
 
@@ -116,8 +116,10 @@ def category(sample: RawSample) -> str:
 
 
 def last_hashes(config: Ingest, max_samples: int) -> tuple[dict[str, dict[str, int]], dict[Group, int]]:
-    """(Number of samples in the source, by category and split; the last hash to keep in every group, -1 for none):
-    max_samples of each category, distributed over its splits.
+    """The number of samples in the source by category and split, and the last hash to keep in every group (-1 for
+    none).
+
+    Up to max_samples of each category are kept, distributed over its splits.
     """
     smallest: dict[Group, list[int]] = defaultdict(list)  # heaps of negative hashes: the largest hash on top
     counts: Counter[Group] = Counter()
@@ -164,13 +166,13 @@ HELD_OUT = tuple(split for split in SPLITS if split != TRAINED)
 
 
 def content_of(row: dict[str, Any]) -> bytes:
-    """16 bytes that depend on the turns and the images of a line of samples.jsonl, and on nothing else."""
+    """A hash of 16 bytes over the turns and images of a line of samples.jsonl, and nothing else."""
     images = [image["sha256"] for image in row["images"]]
     return hashlib.blake2b(json_line([row["conversations"], images]).encode(), digest_size=16).digest()
 
 
 class Contents:
-    """The contents of all samples so far, by split."""
+    """The content hashes of all samples so far, by split."""
 
     def __init__(self) -> None:
         self._trained: set[bytes] = set()
@@ -186,7 +188,7 @@ class Contents:
             self._held_out[split][content] += 1
 
     def warnings(self) -> Iterator[str]:
-        """A warning for each split with samples that are trained on as well."""
+        """A warning for each split that shares samples with the train split."""
         for split, counts in self._held_out.items():
             same = sum(count for content, count in counts.items() if content in self._trained)
             if same:

@@ -20,7 +20,7 @@ THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokeniz
 
 @frozen
 class Turn:
-    """One turn: texts, and IMAGE for each of the sample's images in order.
+    """One turn of a conversation: its texts, and IMAGE for each of the sample's images in order.
 
     reasoning_content   the assistant's reasoning before its answer, if the source separates the two
     """
@@ -30,7 +30,7 @@ class Turn:
     reasoning_content: str | None = None
 
     def row(self) -> dict[str, Any]:
-        """The turn as it is in samples.jsonl."""
+        """The turn as a JSON object of samples.jsonl."""
         content = [
             {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in self.content
         ]
@@ -40,9 +40,9 @@ class Turn:
 
 @frozen
 class RawSample:
-    """A conversation that can be used.
+    """A conversation that can be used as a sample.
 
-    split   train, val or test, or None: drawn by hash of draw_id, from train and the splits of `draw`
+    split   train, val or test; None: drawn by hash of draw_id, from train and the splits in `draw`
     turns   in order; their roles are system, user and assistant
     images  files, or the encoded images themselves: as many as the turns have places
     label   the correct answer, if the source has it separately
@@ -61,7 +61,7 @@ class RawSample:
 
 @frozen
 class DroppedSample:
-    """A sample that cannot be used, and why; `detail` describes this one."""
+    """A sample that cannot be used, and the reason. detail: specific to this sample."""
 
     id: str
     reason: str
@@ -69,7 +69,7 @@ class DroppedSample:
 
 
 def with_leading_images(turns: Iterable[Turn], count: int) -> tuple[Turn, ...]:
-    """The turns with `count` more images at the start of the first user turn."""
+    """The turns with `count` more image places at the start of the first user turn."""
     placed = list(turns)
     first = next(place for place, turn in enumerate(placed) if turn.role == "user")
     turn = placed[first]

@@ -10,7 +10,7 @@ from ops.lib.report_sections import Section, Table, account_sections
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The account of samples, and with max_samples what the whole source holds."""
+    """The report sections of ingested data: the account of samples and, with max_samples, the whole source's."""
     sections = account_sections(folder)
     source = folder / "source.json"
     if source.exists():

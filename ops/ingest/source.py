@@ -24,7 +24,9 @@ REMEDY = 'say which: format = "json", "csv", "parquet", "arrow" or "image-folder
 
 
 class UnknownFormat(DataError):
-    """Data that does not show its format. found: what is there; otherwise: a remedy beside naming the format."""
+    """An error for data whose format cannot be told. found: what is there. otherwise: a remedy besides naming the
+    format.
+    """
 
     def __init__(self, found: str, otherwise: str = "") -> None:
         super().__init__(found, otherwise)
@@ -34,14 +36,17 @@ class UnknownFormat(DataError):
         return self.with_remedy(REMEDY)
 
     def with_remedy(self, remedy: str) -> str:
-        """The message with what a command's user can do in place of `format`; "" for nothing."""
+        """The message with a remedy that replaces "set `format`"; "" for none."""
         remedies = [each for each in (remedy, self.otherwise) if each]
         return "; ".join([self.found, *([", or ".join(remedies)] if remedies else [])])
 
 
 @frozen
 class Part:
-    """A file, or one division of an Arrow data set. split: by its name, or None; name: for the ids of rows."""
+    """A part of a source: a file, or one division of an Arrow data set.
+
+    split: by its name, or None. name: for the ids of its rows.
+    """
 
     name: str
     split: str | None
@@ -49,13 +54,16 @@ class Part:
 
 
 def check_builtin(source: str) -> None:
-    """Raises DataError for a built-in sample that there is not."""
+    """Check that a built-in sample of this name exists. Raises DataError."""
     if source != BUILTIN:
         raise DataError(f'source "{source}": the only built-in sample is "{BUILTIN}"')
 
 
 def find_format(source: Path, wanted: str) -> str:
-    """The format of a source by its content. Raises DataError if it is missing, or of an unknown format."""
+    """The format of a source. Raises DataError if it is missing, or of an unknown format.
+
+    wanted: the config's `format`; "auto" tells it by the content.
+    """
     if not source.exists():
         raise DataError(f"{source}: no such file or folder; `source` must name a data file or folder")
     if wanted == "auto":
@@ -70,8 +78,8 @@ def parts_of(
 ) -> Iterator[Part]:
     """The parts of a source of rows, in order.
 
-    with_bytes: with the binary columns of Parquet files. allow_outside: files of a folder may be links that lead out.
-    question: that captions of images answer.
+    with_bytes: include the binary columns of Parquet files. allow_outside: files of a folder may be links that lead
+    out. question: the one that image captions answer.
     """
     read: Callable[[Path], Iterator[Record]] = csv_records if form == "csv" else json_records
     if form not in ("csv", "json"):
@@ -95,7 +103,7 @@ def parts_of(
 
 
 def metadata_files(folder: Path) -> list[Path]:
-    """The files of captions in a folder of images."""
+    """The caption files in a folder of images."""
     return [file for suffixes in SUFFIXES.values() for file in _files(folder, suffixes) if is_metadata(file)]
 
 
@@ -108,13 +116,13 @@ def _giving(records: Iterator[Record]) -> Callable[[], Iterator[Record]]:
 
 
 def split_named(name: str) -> str | None:
-    """The split of a name: "train-00000-of-00004", "data/validation", "test_sft"; None for any other."""
+    """The split in a name such as "train-00000-of-00004", "data/validation" or "test_sft"; None for other names."""
     found = [match for step in name.split("/") if (match := NAMED.match(step))]
     return SPLIT_NAMES[found[-1][1].lower()] if found else None
 
 
 def _check_inside(files: list[Path], source: Path) -> None:
-    """Raises DataError for a link that leads out of the source, unless to the files of the Hub's cache beside it."""
+    """Check that no link leads out of the source, except to the Hub's cache beside it. Raises DataError."""
     own = source.resolve()
     blobs = own.parent.parent / "blobs" if own.parent.name == "snapshots" else own
     for file in files:
@@ -127,7 +135,7 @@ def _check_inside(files: list[Path], source: Path) -> None:
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of a format in a folder and the folders in it; without those that `datasets` and the Hub add."""
+    """The files of a format in a folder and its subfolders, except files that `datasets` and the Hub add."""
     found = [file for pattern in ("*", "*/*") for file in folder.glob(pattern) if file.suffix.lower() in suffixes]
     described = ("dataset_info.json", "dataset_infos.json", *ARROW_FILES)
     relative = (file for file in found if file.name not in described and file.is_file())
@@ -158,7 +166,7 @@ def _format_of_file(file: Path) -> str:
 
 
 def _format_of_folder(folder: Path) -> str:
-    """Arrow by its description; else files of rows, with or without images; else images."""
+    """The format of a folder: Arrow by its description; else files of rows, with or without images; else images."""
     if any((folder / name).is_file() for name in ARROW_FILES):
         return "arrow"
     found = [name for form, name in (("json", "JSON"), ("parquet", "Parquet")) if _files(folder, SUFFIXES[form])]

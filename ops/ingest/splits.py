@@ -10,7 +10,7 @@ from ops.ingest.sample import RawSample
 
 
 def split_of(config: Ingest, sample: RawSample) -> str:
-    """The config's, or the sample's own split, else a function of (seed, id)."""
+    """The split of a sample: the config's, else the sample's own, else drawn by (seed, id)."""
     if config.split is not None:
         return config.split
     if sample.split is not None:
@@ -23,18 +23,19 @@ def split_of(config: Ingest, sample: RawSample) -> str:
 
 
 def hash_of(seed: int, sample_id: str) -> int:
-    """64 bits that depend only on (seed, id)."""
+    """A hash of 64 bits that depends only on (seed, id)."""
     return int.from_bytes(hashlib.sha256(f"{seed}\0{sample_id}".encode()).digest()[:8], "big")
 
 
 def kept_of(config: Ingest, counts: Mapping[str, int]) -> dict[str, int]:
-    """The samples to keep of a category, by split."""
+    """The number of samples to keep of a category, by split."""
     return quotas(counts, config.max_samples, config.min_per_split)
 
 
 def quotas(counts: Mapping[str, int], limit: int | None, least: int = 1) -> dict[str, int]:
-    """Distributes `limit` over groups by their sizes, by largest remainder; each gets `least`, or all that it has, if
-    the limit allows as many for each.
+    """Distribute `limit` over groups by their sizes, with the largest remainders rounded up.
+
+    Each group gets at least `least`, or all that it has, if the limit suffices for all groups.
     """
     total = sum(counts.values())
     if limit is None or limit >= total:

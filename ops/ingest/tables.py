@@ -30,7 +30,7 @@ BROKEN = (OSError, ValueError, KeyError, OverflowError, RecursionError, MemoryEr
 
 
 def parquet_records(file: Path, *, with_bytes: bool = True) -> Iterator[Record]:
-    """The rows of a Parquet file, a few at a time; with_bytes: with the binary columns.
+    """The rows of a Parquet file, a few at a time. with_bytes: include the binary columns.
 
     Raises DataError if it cannot be read, or unpacks to too much.
     """
@@ -45,10 +45,11 @@ def parquet_records(file: Path, *, with_bytes: bool = True) -> Iterator[Record]:
 
 
 def arrow_records(folder: Path, allow_outside: bool = False) -> Iterator[tuple[str | None, Iterator[Record]]]:
-    """(Name of the division or None, its rows) of a folder that `datasets.Dataset(Dict).save_to_disk` wrote.
+    """Pairs of a division's name (or None) and its rows, from a folder written by
+    `datasets.Dataset(Dict).save_to_disk`.
 
-    allow_outside: its files may be links that lead out of it; names of files elsewhere are refused all the same.
-    Images stay encoded. Raises DataError without the library, and for a folder it cannot read, that names files
+    allow_outside: the folder's files may be links that lead out of it; names of files elsewhere are still refused.
+    Images stay encoded. Raises DataError without the library, and for a folder that it cannot read, that names files
     elsewhere, or that unpacks to too much.
     """
     try:
@@ -69,8 +70,9 @@ def arrow_records(folder: Path, allow_outside: bool = False) -> Iterator[tuple[s
 
 
 def check_names(folder: Path, allow_outside: bool) -> None:
-    """The descriptions of an Arrow data set name its files and divisions by paths, which must not lead out of it, but
-    for links with allow_outside.
+    """Check that an Arrow data set's descriptions name only files inside it. Raises DataError.
+
+    allow_outside: these files may be links that lead out of it.
     """
     for file in [folder / "dataset_dict.json", *sorted(folder.glob("**/state.json"))]:
         if file.is_file():
@@ -93,7 +95,7 @@ def _arrow_rows(part: Any, place: str, folder: Path, size: int) -> Iterator[Reco
 
 
 def _records(batches: Iterator[Any], place: str, folder: Path, total: int, size: int) -> Iterator[Record]:
-    """Records of the rows of a file. size: bytes of the file.
+    """The records of a file's rows. size: bytes of the file.
 
     Raises DataError for more rows or bytes than a file of this size can have.
     """
@@ -118,7 +120,7 @@ def _records(batches: Iterator[Any], place: str, folder: Path, total: int, size:
 
 
 def _batch_rows(opened: parquet.ParquetFile) -> int:
-    """BATCH_ROWS, or fewer if rows are large."""
+    """The number of rows to read at once: BATCH_ROWS, or fewer if rows are large."""
     groups = [opened.metadata.row_group(place) for place in range(opened.num_row_groups)]
     row = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
     return max(1, min(BATCH_ROWS, BATCH_BYTES // max(row, 1)))
@@ -131,6 +133,6 @@ def _why(error: Exception) -> str:
 
 
 def _text_columns(opened: parquet.ParquetFile) -> list[str]:
-    """The leaf columns that are not binary."""
+    """The names of the leaf columns that are not binary."""
     leaves = (opened.schema.column(place) for place in range(len(opened.schema)))
     return [leaf.path for leaf in leaves if leaf.physical_type != "BYTE_ARRAY" or leaf.logical_type.type == "STRING"]

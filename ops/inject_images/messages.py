@@ -9,7 +9,7 @@ LINE_BREAKS = "\r\n"
 
 
 def messages(row: dict[str, Any], policy: str) -> list[dict[str, Any]]:
-    """Chat messages of a valid ingested sample; adjacent texts are joined."""
+    """The chat messages of a valid ingested sample; adjacent texts are joined. policy: where images may stand."""
     keep_images = policy == "in-place"
     turns = [{**turn, "content": _joined(turn["content"], keep_images)} for turn in row["conversations"]]
     if row["images"] and not keep_images:
@@ -19,7 +19,7 @@ def messages(row: dict[str, Any], policy: str) -> list[dict[str, Any]]:
 
 
 def _joined(parts: Iterable[dict[str, Any]], keep_images: bool) -> list[dict[str, Any]]:
-    """Adjacent texts as one; texts between which an image was removed are separated by one line break."""
+    """The parts with adjacent texts joined; texts around a removed image are separated by one line break."""
     joined: list[dict[str, Any]] = []
     is_removed = False  # whether an image after the last part was removed
     for part in parts:

@@ -68,7 +68,7 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
 
 
 def checked(rows: Iterator[dict[str, Any]], config: InjectImages, folder: Path) -> Iterator[tuple[dict, Fault]]:
-    """The rows in order, each with its fault."""
+    """The rows in order, each with the fault for which it must be dropped."""
     check = _Check(config, folder)
     with strict_pillow():
         yield from in_order(lambda row: (row, check.fault(row)), rows, config.workers or available_cores())
@@ -76,14 +76,14 @@ def checked(rows: Iterator[dict[str, Any]], config: InjectImages, folder: Path) 
 
 @define
 class _Check:
-    """Finds the fault of a row. An image of many samples is decoded once, or by several threads at the same moment."""
+    """Finds the faults of rows. An image of many samples is decoded once, or at most once by each thread."""
 
     config: InjectImages
     folder: Path
     known: dict[bytes, Fault] = field(factory=dict)  # digest -> fault of an image
 
     def fault(self, row: dict[str, Any]) -> Fault:
-        """(reason, detail); two empty strings if the row is valid."""
+        """The fault of a row, as reason and detail; two empty strings if the row is valid."""
         places = sum(part["type"] == "image" for turn in row["conversations"] for part in turn["content"])
         if places != len(row["images"]):
             return DIFFER, f"{places} placeholders, {len(row['images'])} images"
@@ -106,7 +106,7 @@ def _count_lines(file: Path) -> int:
 
 
 def _policy_fault(row: dict[str, Any]) -> Fault:
-    """Why a sample with images cannot have its only one at the start of the first user turn."""
+    """The fault of a sample that cannot have a single image, placed at the start of its first user turn."""
     turns = row["conversations"]
     first = next((turn for turn in turns if turn["role"] == "user"), None)
     if len(row["images"]) > 1:

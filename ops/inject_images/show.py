@@ -9,5 +9,5 @@ from ops.lib.report_sections import Section, account_sections
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The account of samples."""
+    """The report sections of injected images: the account of samples."""
     return account_sections(folder)

@@ -41,13 +41,13 @@ Kind = tuple[str, str]  # category ("image" or "text"), split
 
 @frozen
 class Counts:
-    """Something counted by kind, in the trial and in the full run."""
+    """The number of samples or the like by kind, in the trial run and in the full run."""
 
     trial: Mapping[Kind, float]
     full: Mapping[Kind, float]
 
     def of(self, splits: Iterable[str]) -> tuple[float, float]:
-        """The sums over some splits: trial, full."""
+        """The sums over some splits, in the trial and in the full run."""
         chosen = self.only(splits)
         return sum(chosen.trial.values()), sum(chosen.full.values())
 
@@ -64,8 +64,9 @@ class Counts:
 
 @frozen(kw_only=True)
 class TargetStated:
-    """A target's config.json, its image processor's settings, and its ids as in target.json, where they are known.
-    folder: the artifact's, once it exists.
+    """The facts that a target states: its config.json, image processor settings, and token ids, as far as known.
+
+    folder: the artifact's folder, once it exists.
     """
 
     config: Mapping[str, Any]
@@ -78,7 +79,7 @@ class TargetStated:
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> TargetStated:
-        """Read what a committed target states, from its target.json and its checkpoint's config.json.
+        """Read the facts of a committed target from its target.json and its checkpoint's config.json.
 
         identity: the digest of the artifact in `folder`. Raises DataError for files that cannot be read.
         """
@@ -111,8 +112,9 @@ class TargetStated:
 
 @frozen(kw_only=True)
 class TargetForecast(TargetStated):
-    """A target with its sizes, for estimates; no run function reaches them, so that they are in no key. is_tried: a
-    trial trained it, for a few steps only.
+    """A target with its sizes, for estimates. No run function imports this, so that it is in no cache key.
+
+    is_tried: the target comes from a trial run, trained for a few steps only.
     """
 
     sizes: TargetSizes
@@ -129,18 +131,19 @@ class TargetForecast(TargetStated):
 
     @classmethod
     def made(cls, folder: Path, identity: str, **known: Any) -> TargetForecast:
-        """Read the statement of an artifact."""
+        """Read the forecast from a committed artifact."""
         stated = asdict(TargetStated.read(folder, identity), recurse=False)
         return cls.of(**stated, directory=folder / "model", **known)
 
 
 @frozen(kw_only=True)
 class Answered:
-    """How a target was asked for the answers of samples. has_target: it was a node's, None where that is not known;
-    target: its identity; chat_template: the SHA-256 of the one that was given, templates: those of a processor's
-    directory, None where they are not known; processor: of `pinned_model`.
-    An artifact only has enable_thinking, so that a server's answers and those
-    of a node's target may be one artifact.
+    """The settings with which a target answered samples.
+
+    has_target: whether the target was a node's, None if unknown. target: its identity. chat_template: SHA-256 of the
+    one given by the user. templates: SHA-256 of those in the processor's directory, None if unknown. processor: from
+    `pinned_model`. An artifact only records enable_thinking, so that a server's answers and those of a node's target
+    can be the same artifact.
     """
 
     enable_thinking: bool | None
@@ -152,14 +155,15 @@ class Answered:
 
     @classmethod
     def read(cls, file: Path) -> Answered:
-        """Read the file of an artifact."""
+        """Read the settings from answered.json of an artifact."""
         return cls(enable_thinking=read_object(file).get("enable_thinking"))
 
 
 @frozen(kw_only=True)
 class SamplesForecast:
-    """Samples. empty: splits that are known to have none. samples: counted, after a trial. answered: where a target
-    answered.
+    """A forecast of samples. empty: splits known to have none. samples: counted, after a trial.
+
+    answered: the settings, if a target answered.
     """
 
     samples: Counts | None = None
@@ -169,7 +173,7 @@ class SamplesForecast:
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> SamplesForecast:
-        """Read the statement of an artifact."""
+        """Read the forecast from a committed artifact."""
         counts, asked = summary_splits(folder), folder / ANSWERED
         return cls(
             identity=identity,
@@ -180,7 +184,7 @@ class SamplesForecast:
 
 @frozen(kw_only=True)
 class TokensCounted:
-    """Tokenised samples, and their tokens, after a trial."""
+    """The numbers of tokenised samples and of their tokens, known after a trial."""
 
     samples: Counts
     tokens: Counts
@@ -191,10 +195,12 @@ class TokensCounted:
 
 @frozen(kw_only=True)
 class TokensForecast:
-    """Token shards. by_split: counted tokens, None before they exist. expected: by the user, or None. longest: tokens
-    of the longest sample that is kept. is_bound: vocab_size is only the most that a built-in processor may have.
-    counted: the samples and their tokens, after a trial. empty: splits that are known to have no sample.
-    eos_token_ids: None where the tokenizer is not known. prompts_only: without answers.
+    """A forecast of token shards. by_split: counted tokens, None before they exist. expected: stated by the user, or
+    None.
+
+    longest: tokens of the longest kept sample. is_bound: vocab_size is only an upper limit, for a built-in processor.
+    counted: samples and tokens, after a trial. empty: splits known to have no sample. eos_token_ids: None if the
+    tokenizer is unknown. prompts_only: without answers.
     """
 
     by_split: Mapping[str, int] | None
@@ -211,7 +217,7 @@ class TokensForecast:
 
     @classmethod
     def read(cls, folder: Path, identity: str, longest: int = 0) -> TokensForecast:
-        """Read the statement of an artifact. longest: where the caller knows it."""
+        """Read the forecast from a committed artifact. longest: if the caller knows it."""
         info = read_json(folder / "tokens.json")
         by_split: Counter[str] = Counter()
         for shard in info["shards"]:
@@ -228,7 +234,7 @@ class TokensForecast:
         )
 
     def count(self, splits: tuple[str, ...]) -> int | None:
-        """Tokens of the splits; the expected number counts for any of them."""
+        """The number of tokens in the splits; the user's expected number is used for any splits."""
         if self.by_split is None:
             return self.expected
         return sum(self.by_split.get(split, 0) for split in splits)
@@ -236,9 +242,10 @@ class TokensForecast:
 
 @frozen(kw_only=True)
 class FeaturesForecast:
-    """Stored features: of how many layers, of what dtype, and of which tokens. counted: as of TokensForecast.
-    target_layer_ids: None if they are not known; the same holds for all that follows. target, of_tokens: identities.
-    info: features.json, once they exist.
+    """A forecast of stored features: number of layers, dtype, and tokens. counted: as in TokensForecast.
+
+    target_layer_ids and all later fields: None if unknown. target, of_tokens: identities. info: content of
+    features.json, once it exists.
     """
 
     num_layers: int
@@ -255,7 +262,7 @@ class FeaturesForecast:
 
     @classmethod
     def read(cls, folder: Path, identity: str, tokens: TokensForecast | None = None) -> FeaturesForecast:
-        """Read the statement of an artifact. tokens: what is known of those that were captured."""
+        """Read the forecast from a committed artifact. tokens: the forecast of the captured tokens."""
         info = read_json(folder / "features.json")
         kept = {shard["split"] for shard in info["shards"] if shard["samples"]}
         return cls(
@@ -274,8 +281,9 @@ class FeaturesForecast:
 
 @frozen(kw_only=True)
 class StepsForecast:
-    """A plan of batches. steps, and tokens of a step of the full run: after a trial. of_tokens: the identity of the
-    tokens that it deals, or whose features. pad_multiple: None where it is not known.
+    """A forecast of a plan of batches. steps, tokens_per_step: of the full run, known after a trial.
+
+    of_tokens: the identity of the tokens that are batched, directly or as features. pad_multiple: None if unknown.
     """
 
     steps: Amount | None = None
@@ -286,9 +294,10 @@ class StepsForecast:
 
 @frozen(kw_only=True)
 class DraftForecast:
-    """The shape of a draft. dtype: of its weights in the store. knows_layers: whether the ids of shape.target_layer_ids
-    are right, and not only their number. mask_token_id: that of shape, where it is right. target: the identity of the
-    one that it was trained or imported for.
+    """A forecast of a draft. dtype: of the stored weights.
+
+    knows_layers: whether shape.target_layer_ids are right, not just their number. mask_token_id: the shape's, if it is
+    right. target: the identity of the target that it was trained or imported for.
     """
 
     shape: DraftConfig
@@ -300,7 +309,10 @@ class DraftForecast:
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> DraftForecast:
-        """Read a serving directory, or what a training wrote. Raises ConfigError and DataError for a wrong config."""
+        """Read the forecast from a committed artifact: a serving directory, or the output of a training.
+
+        identity: the artifact's digest. Raises ConfigError and DataError for a wrong config.
+        """
         config = read_config(folder / "config.json")
         training = folder / "training.json"
         trained = read_json(training) if training.is_file() else {}
@@ -319,8 +331,10 @@ class DraftForecast:
 
 @frozen(kw_only=True)
 class ReportForecast:
-    """An evaluation: of how many prompts of a category (None: all), how many new tokens each, in which dtype. inputs:
-    the identities of what it reads, by edge; settings: other fields that decide about it, as far as they are known.
+    """A forecast of an evaluation: the number of prompts per category (None: all), new tokens for each, and the dtype.
+
+    inputs: the identities of the artifacts that it reads, by edge. settings: other fields that influence it, as far as
+    known.
     """
 
     max_prompts: int | None
@@ -331,7 +345,7 @@ class ReportForecast:
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> ReportForecast:
-        """Read a report.json."""
+        """Read the forecast from a report.json."""
         return cls(
             max_prompts=None,
             max_new_tokens=report["max_new_tokens"],
@@ -342,7 +356,7 @@ class ReportForecast:
 
 
 def by_field(mistakes: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """The result of an `conflicts`: field -> its sentences, one a line."""
+    """Mistakes grouped for the result of a hook `conflicts`: field -> its sentences, one a line."""
     found: dict[str, str] = {}
     for field, sentence in mistakes:
         found[field] = f"{found[field]}\n{sentence}" if field in found else sentence
@@ -350,7 +364,7 @@ def by_field(mistakes: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def tokens_misfit(tokens: TokensForecast | None, target: TargetStated | None) -> str:
-    """Why a target cannot read tokens; empty where it can, or where that is not known."""
+    """A text on why a target cannot read tokens; empty if it can, or if that is unknown."""
     if tokens is None or target is None:
         return ""
     if tokens.eos_token_ids is None or target.eos_token_ids is None:
@@ -360,7 +374,9 @@ def tokens_misfit(tokens: TokensForecast | None, target: TargetStated | None) ->
 
 
 def pixels_misfit(target: TargetStated | None, min_pixels: int | None, max_pixels: int | None) -> dict[str, str]:
-    """Why a limit of a node excludes those of its target's image processor, by field."""
+    """The conflict between a node's pixel limits and its target's image processor, by field; empty without
+    a conflict.
+    """
     try:
         place = "of the target"
         chosen_limits(place, place, {} if target is None else target.image_settings, min_pixels, max_pixels)
@@ -370,14 +386,14 @@ def pixels_misfit(target: TargetStated | None, min_pixels: int | None, max_pixel
 
 
 def are_different(one: str | None, other: str | None) -> bool:
-    """Whether two identities are those of different artifacts; False where that is not known yet."""
+    """Whether two identities belong to different artifacts; False where that is unknown."""
     if one is None or other is None or is_promised(one) != is_promised(other):
         return False
     return one != other
 
 
 def of_another_target(draft: DraftForecast, target: TargetStated | None) -> str:
-    """What is wrong with a draft for a target that it was not trained for; empty where it was, or that is not known."""
+    """A text if a draft was trained for another target; empty if it fits or that is unknown."""
     own = identity_of(target)
     if target is None or own is None or draft.target is None or not are_different(draft.target, own):
         return ""
@@ -412,18 +428,18 @@ def pinned_model(processor: str | None, revision: str | None) -> str | None:
 
 
 def is_promised(identity: str | None) -> bool:
-    """Whether it stands for an artifact that does not exist yet."""
+    """Whether an identity stands for an artifact that does not exist yet."""
     return identity is not None and identity.startswith(PROMISED)
 
 
 def identity_of(statement: Any) -> str | None:
-    """Identity of the artifact that a statement is about; None where nothing is known."""
+    """The identity of the artifact that a forecast describes; None if nothing is known."""
     found: str | None = getattr(statement, "identity", None)
     return found
 
 
 def refuse_conflicts(found: Mapping[str, str], inputs: Artifact | None = None) -> None:
-    """Raises DataError with all that a stage's `conflicts` found. inputs: named first."""
+    """Raise DataError with all conflicts of a stage, if there are any. inputs: an artifact to name first."""
     lines = [line for sentences in found.values() for line in sentences.splitlines()]
     if not lines:
         return
@@ -432,12 +448,12 @@ def refuse_conflicts(found: Mapping[str, str], inputs: Artifact | None = None) -
 
 
 def first_counted(*forecast: TokensForecast | FeaturesForecast | None) -> TokensCounted | None:
-    """The samples and tokens of the first of these that has them counted."""
+    """The counted samples and tokens of the first forecast that has them; None if none has."""
     return next((one.counted for one in forecast if one is not None and one.counted is not None), None)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A config.json without any library. Raises DataError if it is missing or not a JSON object."""
+    """Read a config.json without any library. Raises DataError if it is missing or not a JSON object."""
     try:
         return read_object(path)
     except FileNotFoundError:
@@ -455,13 +471,16 @@ def amount(count: int | None) -> tuple[int, str]:
 
 
 def kept_samples(artifact: Path, source: Counts) -> Counts:
-    """The samples in an artifact. The full run is assumed to keep the same share of each kind as the trial."""
+    """The samples kept in an artifact, and an estimate for the full run, with the same kept share of each kind."""
     kept: Counter[Kind] = Counter((row["category"], row["split"]) for row in read_jsonl(artifact / "samples.jsonl"))
     return Counts(kept, {kind: count * _share(kind, kept, source.trial) for kind, count in source.full.items()})
 
 
 def counted_tokens(artifact: Path, samples: Counts) -> Counts:
-    """The tokens of an artifact's samples. Those of the full run are assumed as long as the trial's, by kind."""
+    """The numbers of tokens in an artifact's samples, for trial and full run.
+
+    Samples of the full run are assumed as long as the trial's of the same kind.
+    """
     tokens: Counter[Kind] = Counter()
     for row in read_jsonl(artifact / "samples.jsonl"):
         tokens[row["category"], row["split"]] += row["tokens"]
@@ -469,7 +488,7 @@ def counted_tokens(artifact: Path, samples: Counts) -> Counts:
 
 
 def _share(kind: Kind, part: Mapping[Kind, float], whole: Mapping[Kind, float]) -> float:
-    """The ratio of `part` to `whole`: of this kind, else of its category, else of all."""
+    """The ratio of `part` to `whole` for a kind; without data for its category, else for all."""
     alike = [{kind}, {other for other in whole if other[0] == kind[0]}, set(whole)]
     for kinds in alike:
         count = sum(whole.get(other, 0) for other in kinds)

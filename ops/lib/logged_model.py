@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 @frozen
 class Tensor:
-    """An input or an output of a model. dtype: numpy's name; shape: -1 for a dimension of any size."""
+    """An input or output of a model, for MLflow. dtype: numpy's name. shape: -1 for a dimension of any size."""
 
     name: str
     dtype: str
@@ -21,9 +21,9 @@ class Tensor:
 
 @frozen(kw_only=True)
 class LoggedModel:
-    """Model of an artifact, as MLflow shows it.
+    """A model in an artifact, as MLflow shows it.
 
-    kind: the name by which models of this kind are found. params: the settings of its training.
+    kind: the name by which models of this kind are found. params: settings of its training.
     """
 
     kind: str

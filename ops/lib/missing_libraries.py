@@ -9,9 +9,7 @@ from ops.lib.sglang.version import require_sglang
 
 
 def missing_sglang(field: str, what: str) -> dict[str, str]:
-    """Message under `field` where SGLang is needed and missing; empty otherwise. what: the part of dflow that needs it,
-    for the message.
-    """
+    """A hint, by field, to install SGLang where it is missing; else empty. what: the part of dflow that needs it."""
     try:
         require_sglang(what)
     except DataError as error:
@@ -20,7 +18,7 @@ def missing_sglang(field: str, what: str) -> dict[str, str]:
 
 
 def missing_torchvision(image_backend: str) -> dict[str, str]:
-    """torchvision, if it resizes images."""
+    """A hint to install torchvision, by field, if it is to resize images and is missing; else empty."""
     if image_backend != "torchvision" or importlib.util.find_spec("torchvision") is not None:
         return {}
     return {

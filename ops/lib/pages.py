@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def environment(**options: Any) -> Environment:
-    """Creates the environment for templates of pages. options: further ones of `jinja2.Environment`."""
+    """Create a Jinja environment for the templates of pages. options: further ones of `jinja2.Environment`."""
     from jinja2 import Environment, StrictUndefined
 
     return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **options)
@@ -31,9 +31,9 @@ def page_style() -> Markup:
 
 
 def page_text(template: bytes | None, **values: object) -> str:
-    """Renders a template, as `get_data` returns it, with the values and `style`, see `page_style`.
+    """Render a template, as `get_data` returns it, with the values and with `style`, see `page_style`.
 
-    The filter `visible` is for texts of unknown origin.
+    Templates use the filter `visible` for texts of unknown origin.
     """
     found = environment()
     found.filters["visible"] = visible
@@ -41,7 +41,9 @@ def page_text(template: bytes | None, **values: object) -> str:
 
 
 def visible(text: str) -> Markup:
-    """Escapes a text of unknown origin; marks line ends, and replaces characters that change the direction of text."""
+    """Escape a text of unknown origin: line ends are marked, and characters that change the text's
+    direction replaced.
+    """
     from markupsafe import Markup, escape
 
     plain = "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
@@ -49,7 +51,7 @@ def visible(text: str) -> Markup:
 
 
 def thumbnail(image: Image.Image, pixels: int) -> str:
-    """A data: address of the image, scaled so that its longer side is at most `pixels`. Changes the image."""
+    """A data: URL of the image, scaled down so that its longer side is at most `pixels`. The image is changed."""
     from PIL import Image
 
     image.thumbnail((pixels, pixels), Image.Resampling.LANCZOS)

@@ -36,10 +36,9 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @frozen
 class Table:
-    """Rows of cells under the names of the columns; numbers are right-aligned, None is a dash. Two columns
-    without names, "", are names and values.
+    """A table of a report: rows of cells under column names; numbers are aligned right, None is a dash.
 
-    Raises ConfigError for a row of another length.
+    Two columns without names, "", are names and values. Raises ConfigError for a row of another length.
     """
 
     columns: Sequence[str]
@@ -53,7 +52,7 @@ class Table:
 
 @frozen
 class Html:
-    """A page or a part of one, from a file of the artifact, already escaped. height: px of its frame."""
+    """A page or a part of one, from an HTML file of the artifact, already escaped. height: of its frame, in px."""
 
     text: str
     height: int = 480
@@ -61,7 +60,7 @@ class Html:
 
 @frozen
 class Picture:
-    """A PNG, JPEG, GIF or WebP file; alt: a description for readers who cannot see it."""
+    """A picture of a report: a PNG, JPEG, GIF or WebP file. alt: a description for readers who cannot see it."""
 
     path: Path
     alt: str
@@ -69,10 +68,10 @@ class Picture:
 
 @frozen(kw_only=True)
 class Account:
-    """Counts of the samples that a node read: came_in = all kept + all dropped.
+    """The counts of samples in a node: came_in = all kept + all dropped.
 
-    kept: by split; dropped: by reason. splits: those that the node reads; empty: all. The report joins the
-    accounts of all nodes, from the source to the training, and shows where they do not add up.
+    kept: by split. dropped: by reason. splits: those that the node reads; empty for all. The report joins the accounts
+    of all nodes from the source to the training, and shows where they do not add up.
     """
 
     came_in: int
@@ -86,7 +85,7 @@ Body = Table | Html | Picture | Account | Finding
 
 @frozen
 class Section:
-    """A part of a report: a title, what is shown, and a note below in plain text; is_timed: as of `verdict`.
+    """A section of a report: a title, a body, and a note below it in plain text. is_timed: see `verdict`.
 
     Curves and bars are pictures that the op draws while it runs (`stage.figure`), for MLflow and the report alike.
     """
@@ -98,13 +97,12 @@ class Section:
 
 
 def verdict(question: Question, text: str, level: Level = "info", advice: str = "", field: str = "") -> Finding:
-    """A sentence on the first screen of the report, under its question: "target", is the trained target better;
-    "good", is the draft good; "safe", is it safe to serve; "limit", what limits it. The section's title is what was
-    judged.
+    """A sentence for the report's first screen, in answer to a question. The section's title says what was judged.
 
-    level: how it is marked. advice: listed under "what to do next". field: of the node, that the advice is about, and
-    is shown behind it. Where the figure is a measured time, the section is
-    timed: the report adds which nodes of the run ran meanwhile. Raises ConfigError for another question or level.
+    question: "target": is the trained target better; "good": is the draft good; "safe": is it safe to serve; "limit":
+    what limits it. level: how the sentence is marked. advice: listed under "what to do next". field: the node's field
+    that the advice concerns. If the figure is a measured time, mark the section as timed: the report then adds the
+    nodes that ran at the same time. Raises ConfigError for another question or level.
     """
     if question not in get_args(Question) or level not in get_args(Level):
         questions, levels = ", ".join(get_args(Question)), ", ".join(get_args(Level))
@@ -114,8 +112,9 @@ def verdict(question: Question, text: str, level: Level = "info", advice: str = 
 
 @frozen
 class Compared:
-    """An artifact that is compared with others of its op. values: by group of a sweep ("train.lr") what it has, and
-    under "run" its run where there are several.
+    """An artifact to be compared with others of its op. values: its value in each group of a sweep ("train.lr").
+
+    With several runs, "run" is a group too.
     """
 
     folder: Path
@@ -124,7 +123,7 @@ class Compared:
 
 @frozen
 class Variant:
-    """Artifacts that differ in the seed only, under the name of what they have in common."""
+    """Artifacts that differ only in their seed. name: what they have in common."""
 
     name: str
     folders: Sequence[Path]
@@ -136,9 +135,9 @@ class Variant:
 
 
 def variants(artifacts: Iterable[Compared]) -> list[Variant]:
-    """Groups artifacts that differ in the seed only, in the order given.
+    """Group artifacts that differ only in their seed, in the order given.
 
-    The first variant is the one that the others are compared with. A seed is a group whose field is named so.
+    The first group is the one that others are compared with. A seed is a value whose group's field is named "seed".
     """
     found: dict[str, list[tuple[Path, str]]] = {}
     for artifact in artifacts:
@@ -158,8 +157,9 @@ def variants(artifacts: Iterable[Compared]) -> list[Variant]:
 
 
 def account_sections(folder: Path) -> list[Section]:
-    """The samples that a data op kept and dropped, what limits the draft where these are many, and the first that it
-    dropped for a fault.
+    """The report sections on the samples of a data op: kept and dropped ones, and the first ones dropped for a fault.
+
+    A verdict warns if the losses are large.
     """
     summary = read_json(folder / "summary.json")
     account = Account(came_in=summary["in"], kept=summary["splits"], dropped=summary["dropped"])
@@ -178,13 +178,13 @@ def account_sections(folder: Path) -> list[Section]:
 
 
 def facts(values: Mapping[str, Any], names: Sequence[str] = ()) -> Table:
-    """A row for each value, or for each present one of `names`."""
+    """A table with a row for each value. names: show only these, as far as present."""
     chosen = {name: values[name] for name in names if name in values} if names else values
     return Table(("", ""), [(name, shown_value(value)) for name, value in chosen.items()])
 
 
 def shown_value(value: Any) -> Cell:
-    """A value of a JSON file as a cell: numbers and texts unchanged, digests shortened."""
+    """A value of a JSON file as a table cell: numbers and texts unchanged, digests shortened."""
     if isinstance(value, str) and DIGEST.fullmatch(value):
         return value[:12]
     if value is None or (isinstance(value, (int, float, str)) and not isinstance(value, bool)):
@@ -193,7 +193,7 @@ def shown_value(value: Any) -> Cell:
 
 
 def shard_counts(shards: Iterable[Mapping[str, Any]]) -> tuple[Counter[str], Counter[str]]:
-    """Samples and tokens by split, of the entries of tokens.json or features.json."""
+    """The number of samples and of tokens by split, from the entries of tokens.json or features.json."""
     samples: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     for shard in shards:
@@ -208,8 +208,9 @@ WIDEST = 4.0
 
 
 def is_known(low: float | None, high: float | None) -> bool:
-    """Whether the interval of a speed-up says anything: not where it reaches from slower to faster and from 0, or over
-    more than WIDEST times its lower end.
+    """Whether the interval of a speed-up is narrow enough to mean something.
+
+    An interval around 1 must start above 0, and its end must be at most WIDEST times its start.
     """
     return low is None or high is None or not low <= 1 <= high or 0 < high <= WIDEST * low
 
@@ -220,12 +221,12 @@ def interval_text(measured: Mapping[str, Any], otherwise: str) -> str:
 
 
 def first_rows(file: Path) -> list[dict[str, Any]]:
-    """The first ROWS_READ rows."""
+    """The first ROWS_READ rows of a JSONL file."""
     return list(islice(read_jsonl(file), ROWS_READ))
 
 
 def spread(values: Sequence[float]) -> Table:
-    """The smallest, the median, the value that 95 % of them reach at most, and the largest."""
+    """A table with the smallest value, the median, the 95th percentile, and the largest."""
     found = sorted(values)
     places = {"smallest": 0, "median": (len(found) - 1) // 2, "95 % up to": -(-95 * len(found) // 100) - 1}
     return Table(("", ""), [*((name, found[place]) for name, place in places.items()), ("largest", found[-1])])

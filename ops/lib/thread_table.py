@@ -28,24 +28,22 @@ DECODING = 10_000_000
 
 
 def threads_of_batches(config: Any, folders: Folders) -> int | None:
-    """Threads for an op that passes whole samples through its target; None unless the target is small."""
+    """The useful threads for an op that passes whole samples through its target; None (no limit) unless it is small."""
     return _limit(_target(folders), BATCHES, threads=2)
 
 
 def threads_of_drafting(config: Any, folders: Folders) -> int | None:
-    """Threads for an op that trains a draft with its target's states; None unless the target is small."""
+    """The useful threads for an op that trains a draft with its target's states; None unless the target is small."""
     return _limit(_target(folders), BATCHES, threads=1)
 
 
 def threads_of_decoding(config: Any, folders: Folders) -> int | None:
-    """Threads for an op that decodes with its target, token by token or block by block. None unless the target is
-    small.
-    """
+    """The useful threads for an op that decodes with its target; None unless the target is small."""
     return _limit(_target(folders), DECODING, threads=1)
 
 
 def threads_of_finetuning(config: Any, folders: Folders) -> int | None:
-    """Threads for a fine-tuning, by the checkpoint that it starts from; None unless that is small.
+    """The useful threads for a fine-tuning, by its starting checkpoint; None unless that is small.
 
     A model id counts as large: it may not be downloaded yet.
     """
@@ -69,7 +67,7 @@ def _target(folders: Folders) -> Callable[[], TargetSizes] | None:
 
 
 def _read(path: Path) -> Mapping[str, Any] | None:
-    """Reads a config.json; None for a file that the stage will reject."""
+    """Read a config.json; None for a file that the stage will reject."""
     try:
         return read_config(path)
     except DataError:

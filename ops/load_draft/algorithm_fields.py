@@ -55,11 +55,10 @@ NAMES = {  # classes, speculators' names, and projector types
 
 @frozen(kw_only=True)
 class AlgorithmFields:
-    """Fields of a draft that depend on its algorithm.
+    """The fields of an imported draft that depend on its algorithm.
 
-    block_size: tokens that are verified at once, None if the file does not say. has_bias: whether a DSpark draft has a
-    Markov head; without it the bias is zero. confidence_reads_token: whether its confidence head reads the token
-    before.
+    block_size: tokens verified at once, None if the file does not say. has_bias: whether a DSpark draft has a Markov
+    head; without it the bias is zero. confidence_reads_token: whether its confidence head reads the previous token.
     """
 
     algorithm: Algorithm
@@ -69,7 +68,7 @@ class AlgorithmFields:
 
 
 def named_algorithm(publisher: Publisher, config: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """DFLASH, DFLASH2 or DSPARK, and mistakes: other algorithms, or two of them."""
+    """The algorithm of a draft, DFLASH, DFLASH2 or DSPARK, and mistakes for other algorithms or several."""
     speculators = config.get("speculators_config")
     of_speculators = speculators.get("algorithm") if isinstance(speculators, Mapping) else None
     given = [*architectures(config), config.get("speculators_model_type"), of_speculators]
@@ -101,7 +100,7 @@ def named_algorithm(publisher: Publisher, config: Mapping[str, Any]) -> tuple[st
 
 
 def algorithm_fields(reading: Reading) -> AlgorithmFields:
-    """The algorithm with its fields; what does not fit is added to the reading's mistakes."""
+    """The algorithm's fields of a draft; mistakes are added to the reading."""
     read: Mapping[str, Callable[[Reading], AlgorithmFields]] = {DFLASH: _dflash, DFLASH2: _dflash2, DSPARK: _dspark}
     return read[reading.algorithm](reading)
 
@@ -121,7 +120,7 @@ def _dflash2(reading: Reading) -> AlgorithmFields:
 
 
 def _of_speculators(reading: Reading) -> bool:
-    """Whether slot 0 of a DFlash or DFlash2 draft predicts a token; only speculators has a field for it."""
+    """Whether slot 0 of a DFlash or DFlash2 draft predicts a token; only the format of speculators has such a field."""
     if reading.publisher is not SPECULATORS:
         return False
     if ANCHOR not in reading.values:
@@ -148,7 +147,7 @@ def _dspark(reading: Reading) -> AlgorithmFields:
 
 
 def _anchor_first(reading: Reading) -> bool:
-    """The layout of a DSpark draft."""
+    """Whether slot 0 of a DSpark draft predicts a token."""
     if reading.publisher in (SPECFORGE, MODELOPT) and reading.values.get(ANCHOR) is False:
         reading.refuse(ANCHOR, False, f"true, as in every DSpark draft of {reading.publisher.name}")
     if reading.values.get(SHIFT) is False:
@@ -157,7 +156,7 @@ def _anchor_first(reading: Reading) -> bool:
 
 
 def _confidence(reading: Reading) -> tuple[bool, bool]:
-    """Whether there is a confidence head, and whether it reads the token before besides the hidden state."""
+    """Whether a draft has a confidence head, and whether that reads the previous token besides the hidden state."""
     values = reading.values
     given = {name: values[name] for name in (CONFIDENCE, ALSO_CONFIDENCE) if name in values}
     if len(set(given.values())) > 1:
@@ -170,7 +169,7 @@ def _confidence(reading: Reading) -> tuple[bool, bool]:
 
 
 def _without_bias(reading: Reading, why: str, confidence: bool) -> AlgorithmFields:
-    """Plain DFlash whose slot 0 predicts a token: DSpark with a bias of zero, the layout in which engines serve it."""
+    """The fields of plain DFlash whose slot 0 predicts a token: DSpark with zero bias, as engines serve this layout."""
     reading.notes.append(
         f"{why}: plain DFlash whose slot 0 predicts a token; written as DSpark with a bias of zero, since engines "
         "serve this layout as DSpark only"

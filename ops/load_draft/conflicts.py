@@ -19,13 +19,13 @@ from ops.load_draft.read_config import read_draft_config, record_mistakes
 
 
 def conflicts(config: LoadDraft, forecast: Mapping[str, Any]) -> dict[str, str]:
-    """What the files of a draft say beside the sizes of the target."""
+    """Conflicts by field between the files of a draft and the sizes of the target."""
     target: TargetStated | None = forecast["target"]
     return {} if target is None else refused(config, target.info)
 
 
 def refused(config: LoadDraft, target: Mapping[str, Any] | None) -> dict[str, str]:
-    """Why the directory cannot be imported. target: of its target.json, None where it is not known."""
+    """Mistakes by which a directory cannot be imported, by field. target: target.json, None if unknown."""
     directory = Path(config.source)
     if not directory.exists():
         return {}
@@ -45,6 +45,6 @@ def refused(config: LoadDraft, target: Mapping[str, Any] | None) -> dict[str, st
 
 
 def _altered(directory: Path, written: Mapping[str, Any]) -> list[str]:
-    """What was changed in the config.json of an export of dflow, one line each."""
+    """Changes made in the config.json of a dflow export, one line each."""
     found = map(of_import, record_mistakes(written))
     return [f"{directory}: {evolve(each, what=each.what.split(chr(10))[0])}" for each in found]

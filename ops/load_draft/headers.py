@@ -52,8 +52,10 @@ class StoredTensor:
 
 @define
 class DraftFiles:
-    """The tensors without a common prefix: own are those of the contract, ends an embedding or a head, verifier and
-    frequencies what is left out if it changes nothing. mistakes: all that the headers say against an import.
+    """The tensors of an imported draft, without a common prefix.
+
+    own: those of the serving contract. ends: an embedding or a head. verifier, frequencies: left out if they change
+    nothing. mistakes: all reasons in the headers against an import.
     """
 
     own: dict[str, StoredTensor] = field(factory=dict)
@@ -64,7 +66,10 @@ class DraftFiles:
 
 
 def read_headers(directory: Path, draft: ReadDraft) -> DraftFiles:
-    """The tensors of a directory, checked by `draft_folder_mistakes`, for the config that was read of it."""
+    """Sort the tensors of a draft's directory by their headers, for the config that was read from it.
+
+    `draft_folder_mistakes` has already checked the directory.
+    """
     found, expected, config = DraftFiles(), _shapes_in_files(draft), draft.config
     found.mistakes += [
         f"{name}: changes the draft, and dflow has no such thing" for name in FORBIDDEN if (directory / name).exists()
@@ -91,7 +96,7 @@ def read_headers(directory: Path, draft: ReadDraft) -> DraftFiles:
 
 
 def dtype_mistakes(config: Mapping[str, Any], tensors: Iterable[StoredTensor]) -> list[str]:
-    """The tensors of an export of dflow that have another dtype than it wrote, by their headers."""
+    """Mistakes for tensors of a dflow export with another dtype than it wrote, by their headers."""
     if not table_of(config, OF_DFLOW):
         return []
     dtype = STORED_DTYPES[config["dtype"]]
@@ -103,12 +108,12 @@ def dtype_mistakes(config: Mapping[str, Any], tensors: Iterable[StoredTensor]) -
 
 
 def unfit_weights(directory: Path, mistakes: list[str]) -> str:
-    """The message for these mistakes."""
+    """The message for mistakes in a draft's weights."""
     return "\n".join([f"{directory}: these weights cannot be imported:", *(f"  {mistake}" for mistake in mistakes)])
 
 
 def _shapes_in_files(draft: ReadDraft) -> dict[str, tuple[int, ...]]:
-    """The tensors of the contract that the files must have: of DSpark some may be left out (`AlgorithmFields`)."""
+    """The tensors that a draft's files must have, with shapes; some of DSpark's are optional (`AlgorithmFields`)."""
     shapes = dict(expected_shapes(to_serving(draft.config)))
     if not draft.has_bias:
         del shapes[W1], shapes[W2]
@@ -118,7 +123,7 @@ def _shapes_in_files(draft: ReadDraft) -> dict[str, tuple[int, ...]]:
 
 
 def _stored(directory: Path, mistakes: list[str]) -> dict[str, StoredTensor]:
-    """The tensors of the single file, or else of those that the index names, without a common prefix."""
+    """The tensors of the single file, or else of those that the index names; a common prefix of names is removed."""
     found: dict[str, StoredTensor] = {}
     for file in _files(directory, mistakes):
         try:
@@ -136,7 +141,7 @@ def _stored(directory: Path, mistakes: list[str]) -> dict[str, StoredTensor]:
 
 
 def _files(directory: Path, mistakes: list[str]) -> list[Path]:
-    """The files of the weights; others of the same format would be left out, which is a mistake."""
+    """The files of the weights. Further files of the format would be ignored, which is reported as a mistake."""
     present = {file.name for file in directory.glob("*.safetensors")}
     if SINGLE in present:
         used = {SINGLE}
@@ -151,7 +156,7 @@ def _files(directory: Path, mistakes: list[str]) -> list[Path]:
 
 
 def _shape_mistakes(own: Mapping[str, StoredTensor], expected: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    """Tensors of another shape, or of a dtype that is no plain floating one."""
+    """Mistakes for tensors of another shape, or of a dtype that is no plain float."""
     for name, stored in sorted(own.items()):
         if stored.dtype not in DTYPES:
             yield f"{name}: of dtype {stored.dtype}; only {', '.join(sorted(DTYPES))} are read, so no quantised weights"

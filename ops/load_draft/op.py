@@ -31,5 +31,5 @@ class LoadDraft:
     output = Draft
 
     def chosen_code(self) -> tuple[str, ...]:
-        """The draft's algorithm is known once it is there: of all of them."""
+        """The code of all draft algorithms, since the draft's is known only once it exists."""
         return code_of(CONFIGS, "model")

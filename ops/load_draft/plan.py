@@ -15,7 +15,7 @@ from ops.load_draft.read_config import read_draft_config
 
 
 def estimate(config: LoadDraft, context: PlanContext) -> Estimate:
-    """Estimate of a draft by its config.json; nothing is known of a model id before its download."""
+    """Estimate a draft's needs by its config.json; nothing is known of a model id before its download."""
     if context.artifact is not None:
         return Estimate(forecast=DraftForecast.read(context.artifact, context.identity))
     directory = Path(config.source)
@@ -44,10 +44,9 @@ def estimate(config: LoadDraft, context: PlanContext) -> Estimate:
 
 
 def missing_here(config: LoadDraft) -> dict[str, str]:
-    """What its files, its config.json and the headers of its weights say without the target. A model id is not looked
-    up.
+    """Mistakes, by field, in a draft's files, config.json and weight headers that show without the target.
 
-    So an altered export of dflow is found; not here, if only values of its weights or their digest were altered, and
-    never, if only its target, engine or server's arguments were, which other drafts lack.
+    A model id is not looked up. An altered export of dflow is found here, except one with altered values of weights or
+    their digest. Altered fields for target, engine or server arguments are never found, as other drafts lack them.
     """
     return refused(config, None)

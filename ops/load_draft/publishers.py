@@ -107,11 +107,11 @@ NESTED = {LAYERS: list[int], "causal": bool, "use_swa": bool, "swa_window_size":
 
 @frozen(kw_only=True)
 class Publisher:
-    """Publisher of draft directories, with what its class assumes and its files may have.
+    """A publisher of draft directories: what its class assumes, and what its files may hold.
 
-    defaults: of its class, beside those of Qwen3Config. keys: what it adds to `KEYS`. layers_from: what an id of 0
-    names, as an offset to the output of the target's first layer. fills_layers: whether its class chooses target layers
-    that the file leaves open.
+    defaults: of its class, besides those of Qwen3Config. keys: additions to `KEYS`. layers_from: what layer id 0 means,
+    as an offset to the output of the target's first layer. fills_layers: whether its class chooses target layers that
+    the file omits.
     """
 
     name: str
@@ -151,8 +151,9 @@ OF_SPECFORGE = (PROJECTOR, SHIFT, "pure_draft_prefix_len")
 
 
 def publisher_of(config: Mapping[str, Any]) -> Publisher | None:
-    """Publisher that wrote a config.json; None if it is no draft's. SpecForge's files may look like z-lab's, which read
-    alike.
+    """The publisher that wrote a config.json; None if it is no draft's.
+
+    SpecForge's files may look like z-lab's, which are read alike.
     """
     nested = config.get(NEST)
     nest = nested if isinstance(nested, Mapping) else {}
@@ -187,7 +188,7 @@ WANTED = {
 
 @define
 class Reading:
-    """A config.json with its nests flattened, and what comes up while it is read."""
+    """A config.json being read: its nested tables flattened, with values, assumptions, notes and mistakes."""
 
     publisher: Publisher
     algorithm: str
@@ -206,7 +207,7 @@ class Reading:
                 self._take(prefix, name, value, float if is_read else rules.get(name))
 
     def _tables(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The places where a publisher writes, the top level last."""
+        """The tables of a config.json in which a publisher writes, the top level last."""
         nest = LAYER_CONFIG if self.publisher is SPECULATORS else NEST
         table = self.config.get(nest)
         if isinstance(table, Mapping):
@@ -217,7 +218,7 @@ class Reading:
         yield "", {name: value for name, value in self.config.items() if name not in passed}
 
     def _take(self, prefix: str, name: str, value: Any, rule: Any) -> None:
-        """A key by its rule; null is as if it were not there."""
+        """Read a key by its rule; null counts as missing."""
         if rule is None:
             self.mistakes.append(
                 f"{prefix}{name} = {json.dumps(value)}: dflow does not know this key, which may change what the draft "
@@ -238,11 +239,13 @@ class Reading:
         self.refuse(name, value, wanted)
 
     def refuse(self, name: str, value: Any, wanted: str) -> None:
-        """Note that a key cannot be imported, in the one sentence for it."""
+        """Note the mistake that a key's value cannot be imported."""
         self.mistakes.append(f"{name} = {json.dumps(value)}: dflow reads only {wanted}")
 
     def get(self, name: str) -> Any:
-        """The value, or else the default of the publisher's class, which is assumed. Mistake if it has none."""
+        """The value of a key, or else the default of the publisher's class, noted as assumed. A mistake
+        without either.
+        """
         if name in self.values:
             return self.values[name]
         if name not in self.publisher.defaults:
@@ -257,7 +260,9 @@ class Reading:
 
     @property
     def layer_ids(self) -> list[int]:
-        """The target layers in the order of the file, whose id 0 is the first layer's output, as in `DraftConfig`."""
+        """The target layers in the order of the file, converted so that id 0 is the first layer's output, as in
+        `DraftConfig`.
+        """
         ids = self.values.get(self.layers_key) or self.assumed.get(LAYERS) or ()
         return [layer + self.publisher.layers_from for layer in ids]
 

@@ -52,11 +52,11 @@ IMPORT_AGAIN = "import the draft again from where it came"
 
 @frozen(kw_only=True)
 class ReadDraft:
-    """Draft's config as read from anybody's config.json.
+    """A draft's config, as read from a config.json of any publisher.
 
-    config: the draft's. assumed: field -> value, of those that the file leaves open. notes: what was read otherwise
-    than it is written. layer_order: for each of config.target_layer_ids, its place among the columns of fc.weight.
-    has_bias, confidence_reads_token: which tensors of DSpark there are, as in `AlgorithmFields`.
+    config: the draft's. assumed: field -> value, of fields that the file omits. notes: on values that were read
+    otherwise than written. layer_order: for each of config.target_layer_ids, its place among the columns of fc.weight.
+    has_bias, confidence_reads_token: which of DSpark's tensors exist, as in `AlgorithmFields`.
     """
 
     publisher: str
@@ -71,7 +71,7 @@ class ReadDraft:
 def read_draft_config(
     config: Mapping[str, Any], target: Mapping[str, Any] | None = None, partial_rotary_factor: float | None = None
 ) -> ReadDraft:
-    """Reads a config.json; target: the target's target.json, None if it is not known yet.
+    """Read a draft's config.json of any publisher. target: the target's target.json, None if not known yet.
 
     partial_rotary_factor: the user's decision on one below 1 (`read_rope`). Raises ConfigError with all reasons why
     dflow would compute something else than the draft's own class.
@@ -112,7 +112,7 @@ def read_draft_config(
 
 
 def _of_dflow(config: Mapping[str, Any], target: Mapping[str, Any] | None, partial: float | None) -> ReadDraft:
-    """An export of dflow, which leaves nothing open. `record_mistakes` checks its keys."""
+    """The config of a dflow export, which omits nothing. `record_mistakes` checks its keys."""
     draft = from_serving(config)
     mistakes = _target_mistakes(draft, target)
     if partial not in (None, draft.partial_rotary_factor):
@@ -140,9 +140,9 @@ def with_embedding_scale(draft: ReadDraft, config: Mapping[str, Any], target: Ma
 def record_mistakes(
     config: Mapping[str, Any], target: Mapping[str, Any] | None = None, pad_token_ids: Collection[int] = ()
 ) -> list[Finding]:
-    """The fields of an export of dflow that were changed since it was written; none of a draft of others.
+    """Mistakes for the fields of a dflow export that were changed since it was written; none for other drafts.
 
-    target: its target.json, None if it is not known yet.
+    target: the target's target.json, None if not known yet.
     """
     record = table_of(config, OF_DFLOW)
     if not record:
@@ -175,7 +175,7 @@ def _target_mistakes(draft: DraftConfig, target: Mapping[str, Any] | None) -> li
 
 
 def _other_target(shape: Mapping[str, Any], target: Mapping[str, Any] | None) -> list[str]:
-    """The sizes of a shape that are not the target's, though it makes no DraftConfig."""
+    """Mistakes for sizes that are not the target's, found even if the shape makes no DraftConfig."""
     return [] if target is None else _with_remedy(unlike_sizes(shape, target))
 
 
@@ -186,7 +186,7 @@ def _with_remedy(wrong: Mapping[str, str]) -> list[str]:
 def _shape(
     reading: Reading, held: AlgorithmFields, target: Mapping[str, Any] | None, partial: float | None
 ) -> dict[str, Any]:
-    """The fields of a DraftConfig; what does not fit is added to the reading's mistakes."""
+    """The fields for a DraftConfig; mistakes are added to the reading."""
     shape = {name: reading.get(name) for name in (*SIZES, "mask_token_id", "attention_bias")}
     shape |= {"block_size": held.block_size, "algorithm": held.algorithm}
     shape["rms_norm_eps"] = float(shape["rms_norm_eps"])
@@ -205,10 +205,10 @@ def _shape(
 
 
 def _windows(reading: Reading, layers: int) -> dict[str, Any]:
-    """layer_types and sliding_window, by all keys that decide on windows and causality.
+    """The values of layer_types and sliding_window, found from all keys about windows and causality.
 
-    In dflow, a sliding layer is causal and a full one is not; transformers' Qwen3Config forgets the window without
-    use_sliding_window, and derives layer_types that are not given.
+    In dflow, a sliding layer is causal and a full one is not. transformers' Qwen3Config ignores the window without
+    use_sliding_window, and derives missing layer_types.
     """
     slides = bool(reading.get("use_sliding_window"))
     types, window = reading.values.get("layer_types"), reading.values.get("sliding_window")
@@ -228,8 +228,9 @@ def _windows(reading: Reading, layers: int) -> dict[str, Any]:
 
 
 def _swa_types(reading: Reading, types: list[str]) -> list[str]:
-    """The kinds of layers with ModelOpt's use_swa, as vLLM serves it: those of layer_types where one slides, and
-    otherwise windows in all layers, which are causal only where the file says so.
+    """The kinds of layers with ModelOpt's use_swa, as vLLM serves it.
+
+    They are those of layer_types if one slides; otherwise all layers slide, and are causal only if the file says so.
     """
     if SLIDING_ATTENTION in types:
         return types
@@ -240,7 +241,9 @@ def _swa_types(reading: Reading, types: list[str]) -> list[str]:
 
 
 def _swa_window(reading: Reading, window: int | None) -> int | None:
-    """ModelOpt's own name of the window; its blocks see all of themselves, so they must fit into it."""
+    """The sliding window, which ModelOpt calls swa_window_size. A block sees all of itself, so it must fit
+    the window.
+    """
     size, block = reading.values.get("swa_window_size", window), reading.values.get("block_size")
     if window is not None and size != window:
         reading.refuse("sliding_window", window, f"swa_window_size = {size}")
@@ -252,7 +255,7 @@ def _swa_window(reading: Reading, window: int | None) -> int | None:
 
 
 def _refuse_causality(reading: Reading, types: list[str]) -> None:
-    """What keys on causality ask for that dflow's layers do not do."""
+    """Refuse values of keys on causality that dflow's layers do not support."""
     asked = [(name, reading.values.get(name)) for name in ("is_causal", "causal")]
     if reading.publisher is SPECULATORS and SLIDING_ATTENTION in types:
         non_causal = reading.values.get(NON_CAUSAL)
@@ -272,7 +275,7 @@ def _refuse_causality(reading: Reading, types: list[str]) -> None:
 
 
 def _refuse_other_sizes(reading: Reading, shape: Mapping[str, Any]) -> None:
-    """A vocabulary or a hidden size of its own."""
+    """Refuse a draft with its own vocabulary or hidden size, other than the target's."""
     if reading.publisher is SPECULATORS:
         reading.get("draft_vocab_size")
     values = reading.assumed | reading.values
@@ -282,7 +285,7 @@ def _refuse_other_sizes(reading: Reading, shape: Mapping[str, Any]) -> None:
 
 
 def _layers(reading: Reading, layers: int, target: Mapping[str, Any] | None) -> dict[str, Any]:
-    """target_layer_ids, ascending, and num_target_layers."""
+    """The fields target_layer_ids, ascending, and num_target_layers."""
     name, count = reading.layers_key, reading.values.get("num_target_layers")
     if count is None and target is not None:
         reading.assumed["num_target_layers"] = count = target["num_layers"]

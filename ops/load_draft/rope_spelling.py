@@ -27,10 +27,10 @@ ALONE = "original_max_position_embeddings"  # has no effect on a plain rope
 
 @frozen
 class Rope:
-    """Rope that a config.json describes.
+    """The RoPE that a config.json describes.
 
-    theta: None if the file names none. scaling: as `DraftConfig.rope_scaling`. partial: the share of a head to turn.
-    notes: what was left out. mistakes: why it cannot be read.
+    theta: None if the file names none. scaling: as `DraftConfig.rope_scaling`. partial: the share of a head to rotate.
+    notes: on what was left out. mistakes: why it cannot be read.
     """
 
     theta: float | None
@@ -41,8 +41,10 @@ class Rope:
 
 
 def read_rope(config: Mapping[str, Any], partial: float | None = None) -> Rope:
-    """The rope of the part of a config.json that describes the transformer. partial: the user's decision on a
-    partial_rotary_factor below 1, which publishers' classes and engines read differently.
+    """The RoPE in the part of a config.json that describes the transformer.
+
+    partial: the user's decision on a partial_rotary_factor below 1, which publishers' classes and engines read
+    differently.
     """
     rope = Rope(None, None)
     found: dict[str, dict[str, Any]] = {}  # parameter -> where -> value
@@ -77,7 +79,7 @@ def read_rope(config: Mapping[str, Any], partial: float | None = None) -> Rope:
 
 
 def _tables(config: Mapping[str, Any], rope: Rope) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The tables of parameters and their names; one for each kind of layer gives one table, if they are the same."""
+    """The tables of RoPE parameters, with their names; equal tables for each kind of layer count as one."""
     for name in TABLES:
         table = config.get(name)
         if table is None:
@@ -97,7 +99,7 @@ def _tables(config: Mapping[str, Any], rope: Rope) -> Iterator[tuple[str, Mappin
 
 
 def _agreed(places: Mapping[str, Any], rope: Rope) -> Any:
-    """The value that all places give."""
+    """The value on which all places agree; a mistake is added if they differ."""
     first = next(iter(places.values()))
     if any(value != first for value in places.values()):
         listed = ", ".join(f"{where} = {json.dumps(value)}" for where, value in places.items())
@@ -106,9 +108,9 @@ def _agreed(places: Mapping[str, Any], rope: Rope) -> Any:
 
 
 def _partial_mistakes(named: Any, partial: float | None, is_plain: bool) -> Iterator[str]:
-    """Mistakes of a partial_rotary_factor.
+    """Mistakes in a partial_rotary_factor.
 
-    named: that of the file. partial: the user's decision. is_plain: whether its rope is not scaled.
+    named: the file's value. partial: the user's decision. is_plain: whether its RoPE is not scaled.
     """
     shown = json.dumps(named)
     if named != 1 and partial is None:

@@ -51,7 +51,10 @@ def load_draft(config: LoadDraft, stage: Stage) -> None:
 
 
 def import_draft(config: LoadDraft, directory: Path, stage: Stage) -> None:
-    """Read a draft's directory, and write it. Raises DataError, whose folders the user may not know."""
+    """Read a draft's directory, and write it as a serving directory.
+
+    Raises DataError, whose message may name folders that the user does not know.
+    """
     target = stage.inputs["target"]
     written, info = read_draft_json(directory), target_info(target)
     target_config = read_config(target.path / "model")
@@ -107,7 +110,7 @@ def import_draft(config: LoadDraft, directory: Path, stage: Stage) -> None:
 
 
 def find_draft(source: str, revision: str | None) -> Path:
-    """The directory of a draft; the weights and JSON of a model id are downloaded. Raises DataError if it is none."""
+    """Find a draft's directory; for a model id weights and JSON are downloaded. Raises DataError if it is no draft."""
     directory = Path(source)
     if not directory.exists():
         directory = fetch(
@@ -120,7 +123,7 @@ def find_draft(source: str, revision: str | None) -> Path:
 
 
 def show(stage: Stage, draft: ReadDraft, tensors: DraftTensors, imported: Mapping[str, Any]) -> None:
-    """What was read, and what was assumed, in a few lines."""
+    """Show what was read and what was assumed, in a few lines."""
     shape = draft.config
     stage.info(
         f"a draft as {draft.publisher} writes it: {shape.num_hidden_layers} layers, blocks of {shape.block_size}, "

@@ -12,7 +12,7 @@ from ops.lib.report_sections import Section, Table, facts
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The shape of the draft, who wrote it, and what was assumed."""
+    """The report sections of an imported draft: its shape, its publisher, and what was assumed."""
     imported = read_json(folder / "config.json")["dflow"]["imported"]
     named = {name: imported[name] for name in ("publisher", "source", "revision") if name in imported}
     sections = [*export_sections(folder), Section("origin", facts(named))]

@@ -41,9 +41,9 @@ ROWS = 16384  # of an embedding that are compared at a time
 
 @frozen(kw_only=True)
 class DraftTensors:
-    """Tensors of anybody's draft.
+    """The tensors of an imported draft.
 
-    by_name: the tensors of the contract. dtype: as config.json names it. notes: what of the files is left out.
+    by_name: under the serving contract's names. dtype: as config.json names it. notes: on tensors that were left out.
     """
 
     by_name: Mapping[str, Tensor]
@@ -52,10 +52,10 @@ class DraftTensors:
 
 
 def read_tensors(directory: Path, draft: ReadDraft, target: TargetModel) -> DraftTensors:
-    """Reads the weights of a directory, checked by `draft_folder_mistakes`, for the config that was read of it.
+    """Read the weights of a directory, for the config that was read from it.
 
-    Raises DataError with everything that is missing, has another shape, or would be left out although it changes the
-    draft.
+    `draft_folder_mistakes` has already checked the directory. Raises DataError with all tensors that are missing, have
+    another shape, or would be left out although they change the draft.
     """
     files = read_headers(directory, draft)
     if not files.mistakes:
@@ -86,9 +86,9 @@ def _reordered(fc: Tensor, layer_order: Sequence[int]) -> Tensor:
 
 
 def _complete(tensors: dict[str, Tensor], draft: ReadDraft) -> None:
-    """Adds what DSpark's contract has and the draft has not, with values that change nothing.
+    """Add the tensors that DSpark requires and the draft lacks, with values that change nothing.
 
-    Only w2 is zero where there is no Markov head: with w1 zero, too, a training would have no gradient of either.
+    Without a Markov head only w2 is zero: with w1 zero too, neither would get a gradient in a training.
     """
     shapes, dtype = expected_shapes(to_serving(draft.config)), tensors[FC].dtype
     if not draft.has_bias:
@@ -99,7 +99,7 @@ def _complete(tensors: dict[str, Tensor], draft: ReadDraft) -> None:
 
 
 def _other_ends(files: DraftFiles, target: TargetModel) -> Iterator[str]:
-    """An embedding or a head that is not the target's."""
+    """Mistakes for an embedding or a head that is not the target's."""
     info, of_target = target_info(target), tensor_files(target.path / "model")
     for name, stored in files.ends.items():
         key = info["embed_key"] if name == EMBED else info["lm_head_key"]
@@ -117,7 +117,7 @@ def _other_frequencies(files: DraftFiles, config: DraftConfig) -> Iterator[str]:
 
 
 def _is_same(stored: StoredTensor, file: Path, key: str) -> bool:
-    """Whether two tensors of [V, M] are equal, if need be after one is rounded to the dtype of the other."""
+    """Whether two tensors [V, M] are equal, at least after rounding one to the other's dtype."""
     with safe_open(stored.file, framework="pt") as draft, safe_open(file, framework="pt") as target:
         ours, theirs = draft.get_slice(stored.name), target.get_slice(key)
         if ours.get_shape() != theirs.get_shape():

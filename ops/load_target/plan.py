@@ -22,7 +22,7 @@ TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
 
 
 def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
-    """Disk by the files of the weights; raises DataError if no config.json with the sizes is found."""
+    """Estimate disk by the sizes of the weights' files. Raises DataError without a config.json that has the sizes."""
     if context.artifact is not None:
         return Estimate(forecast=TargetForecast.made(context.artifact, context.identity))
     directory = Path(config.checkpoint)
@@ -37,7 +37,9 @@ def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
 
 
 def _ids(config: LoadTarget) -> dict[str, Any]:
-    """The ids of target.json, as far as the checkpoint's files say; its own mistakes are `missing_here`'s."""
+    """The token ids for target.json, as far as the checkpoint's files say; its mistakes are reported by
+    `missing_here`.
+    """
     directory = Path(config.checkpoint)
     vocabulary = None
     if directory.is_dir() and not loading_mistakes(config.checkpoint, config.trust_remote_code):
@@ -61,10 +63,10 @@ def _mask_notes(config: LoadTarget) -> tuple[str, ...]:
 
 
 def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, Any]:
-    """The config.json of a checkpoint directory; for a model id targets/<owner>/<name>/<commit>.json beside the
-    pipeline file or in pipelines/, else that of Hugging Face's cache. Nothing is downloaded.
+    """The config.json of a checkpoint directory, or of a model id; nothing is downloaded.
 
-    Raises NotKnown if there is none, and DataError for a file in place of a directory.
+    For a model id it is targets/<owner>/<name>/<commit>.json beside the pipeline file or in pipelines/, else in Hugging
+    Face's cache. Raises NotKnown if there is none, and DataError for a file in place of a directory.
     """
     directory = Path(checkpoint)
     if directory.is_file():
@@ -79,7 +81,7 @@ def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, 
 
 
 def snapshot(model_id: str, revision: str) -> Path:
-    """The folder of a commit in Hugging Face's cache, where it is if it was downloaded."""
+    """The folder of a commit in Hugging Face's cache; it exists only if the commit was downloaded."""
     return hub_cache() / f"models--{model_id.replace('/', '--')}" / "snapshots" / revision
 
 
@@ -90,15 +92,16 @@ def hub_cache() -> Path:
 
 
 def dtype_of(config: Any) -> str:
-    """The dtype of a checkpoint's weights; bfloat16 if its config names none, or an unknown one. Raises DataError as
-    `named_dtype`.
+    """The dtype of a checkpoint's weights; bfloat16 if its config names none or an unknown one.
+
+    Raises DataError as `named_dtype` does.
     """
     named = named_dtype(config)
     return named if named in ITEM_SIZES else "bfloat16"
 
 
 def missing_here(config: LoadTarget) -> dict[str, str]:
-    """Why the checkpoint directory cannot be a target, or the template not its own. A model id is not looked up."""
+    """Mistakes by which the checkpoint or its chat template cannot be used, by field. A model id is not looked up."""
     missing = chat_template_mistakes(config.chat_template)
     mistakes = loading_mistakes(config.checkpoint, config.trust_remote_code)
     directory = Path(config.checkpoint)

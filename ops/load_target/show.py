@@ -11,7 +11,7 @@ from ops.lib.target.probed import kept_probes
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The target, and the measurements of its training."""
+    """The report sections of a target: facts, and the measurements of its training."""
     sections = [Section("target", facts(read_json(folder / "target.json")))]
     for probe in kept_probes(folder):
         rows = [[name, found, what] for name, found, what in probe.rows()]

@@ -54,11 +54,11 @@ SHOWN = 500  # characters of a server's message
 
 
 class Refused(Unusable):
-    """The server answers other conversations, but not this one: one of two reasons, and its message."""
+    """A server refuses one conversation, while it answers others."""
 
 
 class _Rejected(Exception):
-    """A status that another attempt would not change."""
+    """An error: a server's status that another attempt would not change."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(status, message)
@@ -67,12 +67,12 @@ class _Rejected(Exception):
 
 
 class _NoAttemptLeft(Exception):
-    """No attempt is left; the message is the outcome of the last one."""
+    """A request failed in all its attempts; the message is the outcome of the last one."""
 
 
 @frozen
 class _Failed:
-    """The outcome of an attempt that may be repeated. wait_s: the server's requested delay, 0 without one."""
+    """The outcome of an attempt that may be repeated. wait_s: the delay that the server requests, 0 for none."""
 
     why: str
     wait_s: float = 0.0
@@ -80,7 +80,10 @@ class _Failed:
 
 @define
 class ChatClient:
-    """One server. info: reports a line to the user. requests, retries: made so far; models: served name -> owner."""
+    """A client of one chat server. info: reports a line to the user. requests, retries: made so far.
+
+    models: served name -> owner.
+    """
 
     config: RegenerateAnswers
     info: Callable[[str], None]
@@ -96,7 +99,7 @@ class ChatClient:
 
     @classmethod
     def of(cls, config: RegenerateAnswers, info: Callable[[str], None]) -> ChatClient:
-        """Creates the client of the config's server, to be used as a context.
+        """Create a client of the config's server, to be used as a context.
 
         Raises ConfigError if the variable of the API key is not set, or the environment's proxy cannot be used.
         """
@@ -124,7 +127,7 @@ class ChatClient:
     async def complete(self, messages: list[dict[str, Any]], seed: int | None) -> Reply:
         """The server's answer to a conversation.
 
-        Raises Refused, DataError if the server will never answer any, and TransientError if it is down.
+        Raises Refused if it refuses this one, DataError if it will never answer, and TransientError if it is down.
         """
         async with self._detecting:  # the first one detects the server's dialect, the others wait for it
             if self._dialect is None:
@@ -142,7 +145,7 @@ class ChatClient:
             raise Refused(SERVER_FAILS, str(fault)) from fault
 
     async def _detect_dialect(self) -> str:
-        """The dialect to use. Raises DataError if no such model is served, TransientError without an answer."""
+        """The server's dialect. Raises DataError if the model is not served, TransientError without an answer."""
         try:
             self.models = await self._request("GET", "models", _served_models, None, self.config.retries)
         except _Rejected as fault:
@@ -163,9 +166,9 @@ class ChatClient:
         return dialect
 
     async def _ask_trivial(self, dialect: str, retries: int) -> None:
-        """Requests one token in answer to a short question, with the parameters of all requests.
+        """Request one token in answer to a short question, with the parameters of all requests, as a test.
 
-        Raises DataError if the server rejects it, TransientError without an answer.
+        Raises DataError if the server rejects it, and TransientError without an answer.
         """
         question = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
         try:
@@ -231,7 +234,10 @@ class ChatClient:
             return _Failed(self._hidden(str(error)))
 
     def _unreachable(self, why: str) -> _Failed:
-        """Reported once for several requests, and at once, since all their retries may take long."""
+        """A failure for a server that cannot be reached, and a message to the user for the first of them.
+
+        The message comes at once, since all retries may take long.
+        """
         if not self._is_away:
             self._is_away = True
             again = f"retrying up to {self.config.retries} times"
@@ -240,7 +246,7 @@ class ChatClient:
         return _Failed(why)
 
     def _error_text(self, response: httpx.Response, content: bytearray) -> str:
-        """The server's message, without the API key, which some servers repeat."""
+        """The server's error message, without the API key, which some servers repeat."""
         if response.is_redirect:
             return self._hidden(f"redirected to {response.headers.get('Location')}; set endpoint to that address")
         try:
@@ -256,7 +262,7 @@ class ChatClient:
         return self._hidden(" ".join(text.split()))[:SHOWN]
 
     def _hidden(self, message: str) -> str:
-        """Message without the API key, plain or URL-quoted, and valid as UTF-8."""
+        """The message without the API key, plain or URL-quoted, and valid as UTF-8."""
         for key in (self.key, quote(self.key, safe="")) if self.key else ():
             message = message.replace(key, "<API key>")
         return message.encode(errors="replace").decode()
@@ -297,7 +303,7 @@ class ChatClient:
 
 
 def retry_after_s(header: str | None, now: datetime | None = None) -> float:
-    """Seconds of a Retry-After header, which has seconds or a date; 0 without a readable one."""
+    """The delay of a Retry-After header in seconds; the header has seconds or a date. 0 without a readable one."""
     if not header:
         return 0.0
     try:
@@ -315,7 +321,7 @@ def retry_after_s(header: str | None, now: datetime | None = None) -> float:
 
 
 def _served_models(data: Any) -> dict[str, str]:
-    """Name -> owner of each model in the answer to GET models; empty if a gateway answers something else."""
+    """The owner of each model, by its name, in an answer to GET models; empty if a gateway answers otherwise."""
     try:
         return {str(model["id"]): str(model.get("owned_by", "")) for model in data["data"]}
     except (KeyError, TypeError, AttributeError):
@@ -347,7 +353,9 @@ ID_LIMIT = 2**31  # tokenizers use ids of 32 bits
 
 @frozen
 class Reply:
-    """A server's answer. token_ids: None if not reported; prompt_ids, prompt_tokens: as the server read it."""
+    """A server's answer. token_ids: None if not reported. prompt_ids, prompt_tokens: the prompt as the
+    server read it.
+    """
 
     text: str
     thought: str
@@ -358,8 +366,9 @@ class Reply:
     prompt_ids: list[int] | None
 
     def full_text(self, prompt_opens_thought: bool) -> str:
-        """Everything after the generation prompt. A server with a reasoning parser removes the thought and the white
-        space around it, which is restored as the families' templates write it.
+        """All text after the generation prompt. A thought that a server's reasoning parser removed is put back.
+
+        It is restored, with white space, as the families' templates write it.
         """
         if not self.thought:
             return self.text
@@ -368,7 +377,7 @@ class Reply:
 
 
 def parameters(config: RegenerateAnswers, dialect: str) -> dict[str, Any]:
-    """The parameters of all requests."""
+    """The parameters that all requests to the server share."""
     thinking = {} if config.enable_thinking is None else {"enable_thinking": config.enable_thinking}
     return {
         "model": config.model,
@@ -388,8 +397,9 @@ def request_seed(seed: int, key: Key) -> int:
 
 
 def wire_messages(messages: Messages, images: Sequence[bytes]) -> list[dict[str, Any]]:
-    """Messages with their images, in order, as data URLs; without images a message is one text, which every server
-    accepts and none joins with blanks.
+    """The messages with their images, in order, as data URLs.
+
+    A message without images is a single text, which every server accepts, and none joins with blanks.
     """
     encoded = iter(images)
     return [{"role": message["role"], "content": _content(message, encoded)} for message in messages]
@@ -407,9 +417,10 @@ def _content(message: Mapping[str, Any], images: Iterator[bytes]) -> str | list[
 
 
 def data_url(encoded: bytes) -> str:
-    """An image that `decode` takes, as it was ingested. If engines would decode it to other pixels than dflow does
-    (rotated by EXIF data, 16-bit grey, which Pillow clips), or not know its format, it is sent as a PNG of dflow's
-    pixels.
+    """The data URL of an image; its bytes are unchanged if engines decode them to the same pixels as dflow.
+
+    Otherwise it is a PNG of dflow's pixels: for EXIF rotation, for 16-bit grey, which Pillow clips, and for formats
+    that engines may not know.
     """
     with Image.open(io.BytesIO(encoded), formats=FORMATS) as image:
         upright = orientation(image) == 1
@@ -423,8 +434,8 @@ def data_url(encoded: bytes) -> str:
 
 
 def read_reply(data: Any) -> Reply:
-    """The answer in a response. Raises ValueError for a response without an answer, with an incomplete one, or with a
-    malformed field.
+    """Parse the answer in a response. Raises ValueError for a missing or incomplete answer, and for
+    malformed fields.
     """
     try:
         choice, usage = data["choices"][0], data.get("usage") or {}
@@ -451,7 +462,7 @@ def read_reply(data: Any) -> Reply:
 
 
 def _text(name: str, value: object) -> str:
-    """A valid text, empty for null. Raises ValueError."""
+    """A field's text, "" for null. Raises ValueError for anything else."""
     if not isinstance(value, str | None):
         raise _malformed(name, "a text", value)
     try:
@@ -468,7 +479,9 @@ def _count(name: str, value: object) -> int | None:
 
 
 def _first(name: str, values: Sequence[Any], known: range | None) -> list[int] | None:
-    """The first reported list of ids, each in `known`; None allows any: engines put own values into prompts."""
+    """The first reported list of ids, checked to be in `known`; None allows any, as engines put own values into
+    prompts.
+    """
     ids = next((value for value in values if value is not None), None)
     if ids is None:
         return None

@@ -15,8 +15,9 @@ from ops.regenerate_answers.op import RegenerateAnswers
 
 
 def conflicts(config: RegenerateAnswers, forecast: Mapping[str, Any]) -> dict[str, str]:
-    """Splits without a sample, limits beyond the target's context, and those of pixels that its own exclude; nothing if
-    the answers of the data stay.
+    """Conflicts by field: splits without samples, limits beyond the target's context, excluded pixel limits.
+
+    Empty if the data's answers are kept.
     """
     samples: SamplesForecast | None = forecast["samples"]
     target: TargetStated | None = forecast["target"]
@@ -31,8 +32,9 @@ def conflicts(config: RegenerateAnswers, forecast: Mapping[str, Any]) -> dict[st
 
 
 def check_context(config: RegenerateAnswers, checkpoint: Path) -> None:
-    """Raises DataError if the longest prompt and answer that the config permits need more positions than the model of
-    a checkpoint directory has; nothing is checked if its config.json is missing or names none.
+    """Check that the longest allowed prompt and answer fit the positions of a checkpoint's model. Raises DataError.
+
+    Nothing is checked if its config.json is missing or names no number of positions.
     """
     if not (checkpoint / "config.json").is_file():
         return
@@ -42,7 +44,7 @@ def check_context(config: RegenerateAnswers, checkpoint: Path) -> None:
 
 
 def context_mistake(config: RegenerateAnswers, text: Mapping[str, Any]) -> str:
-    """Why prompt and answer exceed the positions of a model, by the text part of its config; empty where they fit."""
+    """A text on why prompt and answer exceed a model's positions; empty if they fit. text: its config's text part."""
     limit = context_length(text)
     longest = config.max_prompt_tokens + config.max_new_tokens
     if limit is None or longest <= limit:

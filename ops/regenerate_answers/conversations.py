@@ -33,14 +33,14 @@ from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages
 
 @frozen
 class Prompts:
-    """The target's chat encoder for samples whose image packs are in `folder`."""
+    """The target's chat encoder for prompts of samples. folder: that of their image packs."""
 
     encoder: ChatEncoder
     folder: Path
 
     @classmethod
     def load(cls, config: RegenerateAnswers, target: TargetModel | None, folder: Path) -> Prompts:
-        """Load the target's processor, or that of the config without a target.
+        """Load the target's processor or, without a target, the config's.
 
         Raises ConfigError for an enable_thinking that the target's template does not read, and DataError for limits
         beyond its context.
@@ -61,7 +61,7 @@ class Prompts:
         return cls(ChatEncoder(processor, config.enable_thinking), folder)
 
     def check_sees_images(self, sample_id: str) -> None:
-        """Raises DataError if the target is a text model."""
+        """Check that the target can see images. Raises DataError."""
         processor = self.encoder.processor
         if not processor.sees:
             raise DataError(
@@ -74,23 +74,24 @@ class Prompts:
         return self.encoder.template.render(messages, prompt=True).rstrip().endswith(THINK)
 
     def ids(self, row: dict[str, Any], messages: Messages) -> tuple[list[int], int]:
-        """The ids of `sample` with one placeholder for each image, and their number with the tokens of images, none of
-        which is decoded. Raises Unusable.
+        """The prompt's token ids with one placeholder for each image, and their number with images expanded.
+
+        No image is decoded. Raises Unusable.
         """
         return prompt_ids(row["id"], messages, self.encoded_images(row, messages), self.encoder)
 
     def sample(self, row: dict[str, Any], messages: Messages) -> TokenSample:
-        """The turns so far of a sample and the generation prompt, with their images. Raises Unusable."""
+        """The target's input for the turns so far and the generation prompt, with images. Raises Unusable."""
         references = row["images"][: sum(map(num_images, messages))]
         images = load_images(references, self.folder, self.encoder.processor)
         return prompt_sample(row["id"], row["category"], messages, images, self.encoder)
 
     def encoded_images(self, row: dict[str, Any], messages: Messages) -> list[bytes]:
-        """The images of the turns, as they were ingested."""
+        """The encoded images of the turns, as they were ingested."""
         return [read_packed(self.folder, reference) for reference in row["images"][: sum(map(num_images, messages))]]
 
     def text(self, tokens: list[int]) -> str:
-        """Generated tokens, without their EOS, as the text of an answer, with its thinking tags."""
+        """The text of generated tokens without their EOS, including thinking tags."""
         return self.encoder.processor.tokenizer.decode(
             tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -110,7 +111,7 @@ class Prompts:
         return int(encoded.loss_mask[encoded.prompt_tokens :].sum())
 
     def length(self, text: str) -> int:
-        """Tokens of a text."""
+        """The number of tokens of a text."""
         return len(self.encoder.processor.tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -129,7 +130,7 @@ def turns_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def with_answers(turns: Messages, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """The turns with these answers in place of their own, up to the next answer, or to the end."""
+    """The turns with the given answers in place of their own, ending before the next answer, or at the end."""
     remaining, messages = iter(texts), []
     for turn in turns:
         if turn["role"] != "assistant":
@@ -143,7 +144,7 @@ def with_answers(turns: Messages, texts: Sequence[str]) -> list[dict[str, Any]]:
 
 @define
 class Conversation:
-    """A sample being answered. reason: why it is dropped, empty if it is not."""
+    """A sample being answered. reason: why it is dropped, "" if it is not."""
 
     row: dict[str, Any]
     answers: list[Answer] = field(factory=list)
@@ -166,7 +167,7 @@ class Conversation:
 
     @property
     def key(self) -> Key:
-        """The key of the next answer."""
+        """The key of the next answer: the sample's id, and the number of answers so far."""
         return self.row["id"], len(self.answers)
 
     @property
@@ -188,11 +189,11 @@ class Conversation:
         }
 
     def drop(self, reason: str, detail: str) -> None:
-        """Request no further answers."""
+        """Drop the sample: no further answers are requested."""
         self.reason, self.detail = reason, detail
 
     def judged(self, answer: Answer, same: Callable[[Messages], bool]) -> Answer:
-        """The next answer with the result of its tokenisation; same(messages up to it): see `Prompts.gives`."""
+        """The next answer, with a flag whether its text gives the same tokens again. same: see `Prompts.gives`."""
         if not answer.text.strip():
             return evolve(answer, reason=EMPTY_ANSWER)
         messages = with_answers(self.turns, [*(earlier.text for earlier in self.answers), answer.text])

@@ -18,7 +18,7 @@ from ops.lib.target.model import Target
 
 @frozen
 class Sampling:
-    """How a token is chosen. temperature: 0 is greedy; top_p: keep the most likely tokens up to this probability."""
+    """The rule by which tokens are chosen. temperature: 0 is greedy. top_p: only the most likely tokens count."""
 
     max_new_tokens: int
     temperature: float = 0.0

@@ -39,7 +39,7 @@ class OpenShard:
         return cls(shard, shard.journal(), conversations, len(conversations))
 
     def close(self) -> None:
-        """Counts a finished conversation; with the last one the shard is written."""
+        """Count a finished conversation; after the last one the shard is written."""
         self.open -= 1
         if not self.open:
             self.shard.finish(conversation.outcome() for conversation in self.conversations)
@@ -47,9 +47,9 @@ class OpenShard:
 
 @frozen
 class Request:
-    """A prompt: the messages to send, and its ids here, with one placeholder for each image.
+    """A prompt to send: its messages, and its ids with one placeholder for each image.
 
-    tokens: their number with those of the images.
+    tokens: their number, with images expanded.
     """
 
     messages: list[dict[str, Any]]
@@ -61,7 +61,7 @@ class Request:
 
 @frozen(kw_only=True)
 class ServerUse:
-    """What a server did in one attempt, for one worker or for all of them. owner: of the model, if it was reported."""
+    """The use of a server in one attempt, by one worker or by all. owner: of the model, if reported."""
 
     requests: int
     retries: int
@@ -72,7 +72,7 @@ class ServerUse:
 
     @classmethod
     def together(cls, workers: Sequence[ServerUse]) -> ServerUse:
-        """The sums; the seconds of the longest one, since they work side by side."""
+        """The uses of several workers added up; of their seconds the longest counts, since they work side by side."""
         return cls(
             requests=sum(each.requests for each in workers),
             retries=sum(each.retries for each in workers),
@@ -83,7 +83,7 @@ class ServerUse:
         )
 
     def figures(self) -> dict[str, float]:
-        """Counts and speed."""
+        """The counts and the speed as metrics."""
         counts = {"requests": self.requests, "retries": self.retries}
         if not self.answers:
             return {**counts}
@@ -96,7 +96,7 @@ class ServerUse:
 
 @define
 class EndpointAnswerer:
-    """Answers all shards. answers, tokens, seconds: of this attempt."""
+    """Answers shards with a server. answers, tokens, seconds: of this attempt."""
 
     config: RegenerateAnswers
     prompts: Prompts
@@ -113,9 +113,8 @@ class EndpointAnswerer:
     def answer_all(self, work: Iterable[Shard | None]) -> None:
         """Answer the shards that are not finished yet.
 
-        work: None where the unfinished shards are in work here or at other workers.
-        Raises StopRequested, DataError if the server refuses all, and TransientError if it is down. The answers so far
-        are kept.
+        work: yields None while unfinished shards are in work here or by other workers. Raises StopRequested, DataError
+        if the server refuses all, and TransientError if it is down. The answers so far are kept.
         """
         start = time.monotonic()
         try:
@@ -158,7 +157,9 @@ class EndpointAnswerer:
     async def _next(
         self, queue: Iterator[tuple[OpenShard, Conversation] | None]
     ) -> tuple[OpenShard, Conversation] | None:
-        """The next conversation, None after the last; the first that finds none now waits for it, the others for it."""
+        """The next conversation, None after the last. While none is free, the first caller waits, and others queue
+        behind it.
+        """
         async with self._taking:
             for entry in queue:
                 if entry is not None:
@@ -198,7 +199,7 @@ class EndpointAnswerer:
         conversation.take(journal.answers[conversation.key])
 
     def _refused(self, conversation: Conversation, fault: Refused, journal: Journal) -> None:
-        """Drop the sample. Raises DataError if the server has refused all of the first ones."""
+        """Drop a sample that the server refused. Raises DataError if it has refused all of the first ones."""
         conversation.drop(fault.reason, fault.detail)
         self._refusals += 1
         if self._refusals >= HOPELESS and not self.answers and not journal.answers:
@@ -208,7 +209,7 @@ class EndpointAnswerer:
             )
 
     def _next_request(self, conversation: Conversation) -> Request:
-        """The next prompt. Raises Unusable if it cannot be sent."""
+        """The next prompt of a conversation. Raises Unusable if it cannot be sent."""
         messages = conversation.messages
         ids, tokens = self.prompts.ids(conversation.row, messages)
         encoded = self.prompts.encoded_images(conversation.row, messages)
@@ -231,7 +232,7 @@ class EndpointAnswerer:
         return conversation.judged(answer, lambda messages: self.prompts.count(messages) - cut == reply.tokens)
 
     def _prompted_differently(self, conversation: Conversation, request: Request, reply: Reply) -> bool:
-        """Whether the server read another prompt, as far as it reports. Reported to the user once."""
+        """Whether the server reports that it read other prompt tokens. The user is told once."""
         if reply.prompt_ids is not None and not request.has_images:
             differently = reply.prompt_ids != request.prompt_ids
         else:  # engines replace image tokens by values of their own
@@ -246,7 +247,7 @@ class EndpointAnswerer:
         return differently
 
     def served(self) -> ServerUse:
-        """What the server did in this attempt."""
+        """The use of the server in this attempt."""
         return ServerUse(
             requests=self.client.requests,
             retries=self.client.retries,

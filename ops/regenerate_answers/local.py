@@ -26,7 +26,7 @@ from ops.regenerate_answers.shards import Answer, Journal, Progress, Shard
 
 @frozen
 class Answerer:
-    """Answers shards by the target."""
+    """Answers shards with the target, in this process."""
 
     config: RegenerateAnswers
     target: Target
@@ -37,7 +37,7 @@ class Answerer:
     def answer_all(self, work: Iterable[Shard | None]) -> None:
         """Answer the shards that are not finished yet. Raises StopRequested.
 
-        work: None where other workers have the unfinished shards for now.
+        work: yields None while other workers have the unfinished shards.
         """
         for shard in waited(work, self.stop_requested):
             if not shard.is_finished:
@@ -60,9 +60,9 @@ class Answerer:
         return [conversation.outcome() for conversation in conversations]
 
     def _prompt_length(self, conversation: Conversation) -> int:
-        """Tokens of the next prompt; 0 if the sample is dropped.
+        """The number of tokens of the next prompt; 0 if the sample is dropped.
 
-        Its images are decoded with its batch: the pixels of a whole shard may not fit into memory.
+        Its images are decoded later with its batch, as a shard's pixels may not fit into memory.
         """
         try:
             _, length = self.prompts.ids(conversation.row, conversation.messages)

@@ -217,12 +217,12 @@ class RegenerateAnswers:
             yield f"extra_body may not contain {', '.join(own)}: set the op's own fields"
 
     def chosen_libraries(self) -> tuple[str, ...]:
-        """Libraries in the key besides key_libraries."""
+        """The further libraries whose versions enter the key, besides key_libraries."""
         return ("torchvision",) if self.image_backend == "torchvision" else ()
 
 
 def url_fault(url: str) -> tuple[str, str] | None:
-    """(The mistake, the URL without secrets) of a base URL; None if it is valid."""
+    """The mistake in a base URL, and the URL without secrets; None if it is valid."""
     try:
         parts = urlsplit(url)
         password, host = parts.password or parts.username, parts.hostname
@@ -239,7 +239,10 @@ def url_fault(url: str) -> tuple[str, str] | None:
 
 
 def api_key(config: RegenerateAnswers) -> str | None:
-    """The server's key from the environment, None without a variable. Raises ConfigError if that holds no key."""
+    """The server's API key from the environment, None if no variable is set in the config.
+
+    Raises ConfigError if the variable holds no key.
+    """
     name = config.api_key_env
     if name is None:
         return None

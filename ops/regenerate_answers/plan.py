@@ -45,8 +45,9 @@ threads = threads_of_decoding
 
 
 def smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
-    """Samples tokens, and keeps every answer: a target trained for a few steps may repeat one token without text, and
-    its answers do not end.
+    """Fields for a smoke run: draw tokens at random, and keep every answer.
+
+    A target trained for a few steps may repeat one token without text, and its answers do not end.
     """
     return {
         "temperature": max(config.temperature, 1.0),
@@ -60,7 +61,7 @@ def smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: RegenerateAnswers, context: PlanContext) -> Estimate:
-    """Estimates memory, forecast and growth; no memory if a server answers, or the data."""
+    """Estimate memory, forecast and growth; no memory if a server answers, or the data's answers are kept."""
     target: TargetForecast | None = context.inputs["target"]
     source: SamplesForecast | None = context.inputs["samples"]
     growth = None
@@ -107,7 +108,10 @@ def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesFo
 
 
 def _answered(config: RegenerateAnswers, samples: Counts) -> Amount:
-    """Samples answered together take little longer than one, so the number of batches gives the least time."""
+    """The amount of answers in trial and full run; the number of batches gives the least time.
+
+    Samples answered together take little longer than a single one.
+    """
     small, full = samples.of(config.splits)
     together = config.concurrency if config.backend == "endpoint" else config.batch_tokens / config.max_new_tokens
     batches = math.ceil(small / max(together, 1))
@@ -116,9 +120,10 @@ def _answered(config: RegenerateAnswers, samples: Counts) -> Amount:
 
 
 def missing_here(config: RegenerateAnswers) -> dict[str, str]:
-    """torchvision, if it resizes images, the server's API key, what the directory of a processor lacks, an
-    enable_thinking that its chat template does not read, limits of pixels that its own exclude, and limits beyond its
-    model's context; nothing if the answers of the data stay.
+    """Things that are missing on this machine or in the processor's files, by field.
+
+    They are: torchvision, if it resizes images; the server's API key; files of the processor; a chat template that
+    reads enable_thinking, if set; fitting pixel limits; and enough context. Empty if the data's answers are kept.
     """
     if config.answers == "data":
         return {}

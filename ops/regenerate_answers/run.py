@@ -93,7 +93,7 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
 
 
 def _statements(samples: ImageSamples, target: TargetModel | None) -> dict[str, Any]:
-    """What the inputs hold, by edge."""
+    """The forecasts that describe the stage's real inputs, by edge."""
     return {
         "samples": SamplesForecast.read(samples.path, samples.digest),
         "target": None if target is None else TargetStated.read(target.path, target.digest),
@@ -107,7 +107,7 @@ def answer_here(
     work: Iterable[Shard | None],
     progress: Progress,
 ) -> list[ServerUse]:
-    """Answer with the target, loaded in this process: no server did anything."""
+    """Answer with the target, loaded in this process; returns no use of a server."""
     target = Target.load(stage.inputs["target"], stage.device, getattr(torch, config.dtype))
     Answerer(config, target, prompts, stage.stop_requested, progress).answer_all(work)
     return []
@@ -120,7 +120,7 @@ def answer_by_server(
     work: Iterable[Shard | None],
     progress: Progress,
 ) -> list[ServerUse]:
-    """Answer with a server; returns what it did for this worker."""
+    """Answer with a server; returns its use by this worker."""
     client = ChatClient.of(config, stage.info if stage.worker == 0 else print)
     answerer = EndpointAnswerer(config, prompts, client, stage.stop_requested, progress)
     answerer.answer_all(work)
@@ -128,10 +128,7 @@ def answer_by_server(
 
 
 def write_artifact(config: RegenerateAnswers, stage: Stage, folder: Path, served: Sequence[ServerUse]) -> None:
-    """Write the samples, their images, and with a server its speed in this attempt.
-
-    folder: of the samples that were read.
-    """
+    """Write the samples, their images and, with a server, its speed in this attempt. folder: of the samples read."""
     if served:
         together = ServerUse.together(served)
         figures = together.figures()
@@ -144,7 +141,7 @@ def write_artifact(config: RegenerateAnswers, stage: Stage, folder: Path, served
 
 
 def write_once(stage: Stage, write: Callable[[], None]) -> None:
-    """Call `write` in one of the workers."""
+    """Call `write` in only one of the workers."""
     if stage.workers == 1:
         write()
     else:
@@ -152,7 +149,7 @@ def write_once(stage: Stage, write: Callable[[], None]) -> None:
 
 
 def write_given(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
-    """Write the samples as they were given. Raises DataError if none of them has an answer to train on."""
+    """Write the samples unchanged. Raises DataError if none of them has an answer to train on."""
     link_packs(folder, stage.out_dir)
     link_or_copy(folder / "samples.jsonl", stage.out_dir / "samples.jsonl")
     tally = Tally(stage, "regenerate")
@@ -218,7 +215,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
 
 
 def refusal(config: RegenerateAnswers, outcome: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(reason, detail) for which a sample is dropped, that of its first answer at fault; None if it is kept.
+    """The reason and a detail for dropping a sample, from its first faulty answer; None if it is kept.
 
     outcome: a line of a shard in the work folder, see `Conversation.outcome`.
     """
@@ -236,7 +233,7 @@ def refusal(config: RegenerateAnswers, outcome: Mapping[str, Any]) -> tuple[str,
 
 
 def other_tokens(spoilt: int, samples: int) -> str:
-    """What to do about samples, of those that were answered, whose tokens are not those that were generated."""
+    """Advice about answered samples whose text is tokenised otherwise than it was generated. spoilt: their number."""
     if 2 * spoilt > samples:
         return (
             f"remove the cause, since drop_retokenised = true would drop {spoilt:,} of {samples:,} samples; "
@@ -257,6 +254,6 @@ def regenerated_row(row: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[
 
 
 def remedies(reasons: Iterable[str]) -> str:
-    """How to keep samples that were dropped for these reasons."""
+    """Advice on how to keep samples that were dropped for these reasons."""
     known = [REMEDIES[reason] for reason in reasons if reason in REMEDIES]
     return "; ".join([*known, "an untrained target does not end its answers"])

@@ -29,9 +29,9 @@ EVERY_S = 2.0
 class Answer:
     """One answer of the target, before any filter.
 
-    tokens: their number, EOS included; retokenised_differently: its text gives other tokens in tokenize_chat;
-    prompted_differently: a server read other tokens of the prompt than tokenize_chat. reason: why the answer cannot be
-    used, empty if it can.
+    tokens: their number, including EOS. retokenised_differently: tokenize_chat splits its text into other tokens.
+    prompted_differently: a server read other prompt tokens than tokenize_chat gives. reason: why the answer cannot be
+    used, "" if it can.
     """
 
     text: str
@@ -65,9 +65,9 @@ class Journal:
 
 @frozen
 class Shard:
-    """Consecutive samples to answer. Their range is in the file's name, so another shard_samples uses no wrong file.
+    """Consecutive samples to answer; the file's name has their range, so another shard_samples never uses a wrong file.
 
-    worker: the number of the one that writes it.
+    worker: the number of the worker that writes it.
     """
 
     start: int
@@ -77,7 +77,7 @@ class Shard:
 
     @property
     def path(self) -> Path:
-        """The file of the outcomes, one per line in the order of the rows; exists once all are known."""
+        """The file of the outcomes, one per line in the order of the rows; it exists once all are known."""
         return self.work_dir / f"{self.start:08d}-{self.start + len(self.rows):08d}.jsonl"
 
     @property
@@ -134,7 +134,7 @@ class Progress:
 
 
 def shards(folder: Path, config: RegenerateAnswers, work_dir: Path, worker: int = 0) -> Iterator[Shard]:
-    """The samples of the chosen splits, in the order of the file, `shard_samples` at a time."""
+    """The shards: samples of the chosen splits, in the order of the file, `shard_samples` each."""
     start, rows = 0, []
     for row in read_jsonl(folder / "samples.jsonl"):
         if row["split"] in config.splits:

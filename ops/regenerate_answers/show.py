@@ -17,7 +17,7 @@ LETTERS = 400
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The account of samples, finish reasons, lengths, the first answers, and the server's speed."""
+    """The report sections of regenerated answers: accounts, finish reasons, lengths, first answers, server speed."""
     rows = first_rows(folder / "samples.jsonl")
     reasons = Counter(reason for row in rows for reason in row.get("finish_reasons", ()))
     lengths = [tokens for row in rows for tokens in row.get("answer_tokens", ())]
@@ -36,7 +36,7 @@ def report(folder: Path) -> Sequence[Section]:
 
 
 def _text(row: Mapping[str, Any], role: str) -> str:
-    """The text of the last message of a role, without images."""
+    """The text of a role's last message, without images."""
     found = [message for message in row["messages"] if message["role"] == role]
     parts = found[-1]["content"] if found else ()
     return shortened("".join(part["text"] for part in parts if part["type"] == "text"), LETTERS)

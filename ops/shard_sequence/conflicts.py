@@ -10,7 +10,7 @@ from ops.shard_sequence.op import SPLIT, ShardSequence
 
 
 def conflicts(_config: ShardSequence, forecast: Mapping[str, Any]) -> dict[str, str]:
-    """A split without a sample to train on."""
+    """Conflicts by field: a split without a sample to train on."""
     for edge in ("features", "tokens"):
         source: FeaturesForecast | TokensForecast | None = forecast.get(edge)
         if source is not None and SPLIT in source.empty:

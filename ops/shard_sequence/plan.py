@@ -15,7 +15,7 @@ EPOCHS = 4
 
 
 def smoke(config: ShardSequence, samples: int) -> dict[str, Any]:
-    """A few samples make one step of an epoch: several of them, so that training can be measured."""
+    """Fields for a smoke run: several epochs, as the few samples make only one step each."""
     return {"epochs": max(config.epochs, EPOCHS)}
 
 
@@ -39,7 +39,7 @@ def estimate(config: ShardSequence, context: PlanContext) -> Estimate:
 
 
 def _too_long(config: ShardSequence, tokens: TokensForecast | None) -> tuple[str, ...]:
-    """A note where a sample may be longer than a step: only the stage knows those of its split."""
+    """A note if a sample may be longer than a step; only the stage knows its split's lengths."""
     if tokens is None or padded_length(tokens.longest, config.pad_multiple) <= config.tokens_per_step:
         return ()
     return (

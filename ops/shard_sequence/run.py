@@ -21,7 +21,7 @@ from ops.shard_sequence.op import SPLIT, ShardSequence
 
 @frozen
 class Step:
-    """One global step: `samples` index the split's samples, `tokens` counts their padded tokens."""
+    """One global training step. samples: indices into the split's samples. tokens: including padding."""
 
     step: int
     epoch: int
@@ -55,7 +55,7 @@ def shard_sequence(config: ShardSequence, stage: Stage) -> None:
 
 
 def _statements(stage: Stage) -> dict[str, Any]:
-    """What the inputs hold, by edge."""
+    """The forecasts that describe the stage's real inputs, by edge."""
     features, tokens = stage.inputs.get("features"), stage.inputs.get("tokens")
     return {
         "features": None if features is None else FeaturesForecast.read(features.path, features.digest),
@@ -64,7 +64,7 @@ def _statements(stage: Stage) -> dict[str, Any]:
 
 
 def _lengths(stage: Stage) -> list[int]:
-    """Tokens of each sample of the split, from the features or the tokens: the same for both."""
+    """The number of tokens of each sample in the split, from features or tokens, where it is equal."""
     features = stage.inputs.get("features")
     if features is not None:
         return FeatureReader(features, SPLIT).lengths

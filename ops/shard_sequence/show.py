@@ -10,7 +10,7 @@ from ops.lib.report_sections import Account, Section, facts, first_rows, spread
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The plan of batches, and how full its steps are."""
+    """The report sections of a batch plan: its facts, and how full its steps are."""
     plan = read_json(folder / "plan.json")
     steps = first_rows(folder / "steps.jsonl")
     account = Account(came_in=plan["samples"], kept={plan["split"]: plan["samples"]}, splits=(plan["split"],))

@@ -36,10 +36,10 @@ from ops.tokenize_chat.template import (
 
 @frozen
 class Rendered:
-    """A conversation that ends with an answer, as text.
+    """A rendered conversation that ends with an answer.
 
-    prompt_end      characters up to and with the generation prompt of the last answer
-    answers         first character of every learnt answer, and its end if the template marks it
+    prompt_end      number of characters up to the end of the last answer's generation prompt
+    answers         start of every learnt answer, and its end if the template marks it
     """
 
     text: str
@@ -48,9 +48,9 @@ class Rendered:
 
 
 def render_answers(has_marks: bool, messages: Messages, last_only: bool) -> Renderings[Rendered]:
-    """Render messages whose last one is an answer, and find the answers; has_marks: of the template.
+    """Render messages whose last one is an answer, and find the answers in the text.
 
-    Raises Unusable for a sample that does not fit the template.
+    has_marks: whether the template marks answers. Raises Unusable for a sample that does not fit the template.
     """
     whole, prompt = yield [Rendering(messages, marked=has_marks), Rendering(messages[:-1], prompt=True)]
     text, end = whole.text, len(prompt.text)
@@ -65,8 +65,10 @@ def render_answers(has_marks: bool, messages: Messages, last_only: bool) -> Rend
 
 
 def _marked(text: str, spans: Sequence[Span], prompt_end: int, last_only: bool) -> tuple[tuple[int, int | None], ...]:
-    """The marked spans. The last answer begins after its generation prompt, even if the mark is earlier, and so
-    does an earlier answer that begins with the prompted text after the mark.
+    """The spans that the template marks as answers; they start after the generation prompt.
+
+    So the last answer begins after its own prompt even if the mark is earlier. Earlier answers skip the same text after
+    their mark.
     """
     joined: list[Span] = []
     first = next((start for start, end in spans if end > prompt_end), prompt_end)
@@ -84,7 +86,7 @@ def _marked(text: str, spans: Sequence[Span], prompt_end: int, last_only: bool) 
 
 
 def _after_prompted(prompted: str, text: str, start: int, end: int) -> int:
-    """Position where the earlier answer marked from `start` to `end` begins, after its prompted part.
+    """The position where an earlier answer, marked from `start` to `end`, begins after its prompted part.
 
     Raises Unusable for one with another thought than the prompt.
     """
@@ -97,7 +99,7 @@ def _after_prompted(prompted: str, text: str, start: int, end: int) -> int:
 
 
 def _not_prompted(answer: dict[str, Any], prompt: str, text: str) -> Unusable:
-    """Why an answer cannot be found: the text of the conversation does not begin with its prompt."""
+    """The error for an answer that cannot be found, as the text does not begin with its prompt."""
     if thinks(answer):
         return Unusable(OTHER_THOUGHT, f"the prompt ends with {prompt[-30:]!r}; check enable_thinking")
     place = next((place for place, pair in enumerate(zip(prompt, text, strict=False)) if pair[0] != pair[1]), len(text))
@@ -109,9 +111,9 @@ def _not_prompted(answer: dict[str, Any], prompt: str, text: str) -> Unusable:
 
 @frozen
 class Stretch:
-    """The text between the words of an answer and those of the message before it.
+    """The text between an answer's words and those of the message before it.
 
-    start: its first character; shown: the end of a turn, the header of an answer, and the thought if it is shown.
+    start: its first character. shown: the end of a turn, the answer's header, and its thought if that is shown.
     """
 
     start: int
@@ -119,7 +121,7 @@ class Stretch:
 
 
 def _earlier(messages: Messages, text: str, prompt_end: int) -> Renderings[list[int]]:
-    """Positions where the answers before the last one begin."""
+    """The positions where the answers before the last one begin."""
     turns = [turn for turn, message in enumerate(messages[:-1]) if message["role"] == "assistant"]
     if not turns:
         return []
@@ -137,8 +139,9 @@ def _earlier(messages: Messages, text: str, prompt_end: int) -> Renderings[list[
 
 
 def _end_of_prompt(messages: Messages, turn: int, text: str) -> Renderings[int]:
-    """Position in `text` where the generation prompt of the answer of a turn ends. `text` must begin with everything up
-    to it.
+    """The position in `text` where the generation prompt of a turn's answer ends.
+
+    `text` must begin with everything up to it.
     """
     (prompt,) = yield [Rendering(messages[:turn], prompt=True)]
     if not text.startswith(prompt.text):
@@ -147,10 +150,11 @@ def _end_of_prompt(messages: Messages, turn: int, text: str) -> Renderings[int]:
 
 
 def _after_header(header: str, text: str, stretch: Stretch, answer: str) -> int | None:
-    """Position in `text` where the answer after a stretch begins; None if that is unclear.
+    """The position in `text` where the answer after a stretch begins; None if that is unclear.
 
-    header: the stretch before the last answer, up to the end of its generation prompt. An answer whose words repeat
-    the rest of it begins after them. Such is the "<think>" of an unclosed thought that the prompt also opens.
+    header: the stretch before the last answer, up to the end of its generation prompt. If an answer's own words repeat
+    the rest of the header, it begins after them; an example is the "<think>" of an unclosed thought that the prompt
+    opens too.
     """
     # Blanks at the end of the previous message are in the stretch as well, unless the template strips them.
     header, bare = header.lstrip(), stretch.shown.lstrip()
@@ -167,8 +171,9 @@ def _after_header(header: str, text: str, stretch: Stretch, answer: str) -> int 
 
 
 def _stretches(messages: Messages, turns: list[int], text: str, prompt_end: int) -> Renderings[dict[int, Stretch]]:
-    """The stretch before the answer of each turn, and as -1 that of the last answer up to the end of its generation
-    prompt; empty if the template does more with a mark than show it.
+    """The stretch before the answer of each turn; under -1 that of the last answer, up to the end of its prompt.
+
+    Empty if the template does more with a mark character than show it.
     """
     used = {character for message in messages for part in texts_of(message) for character in part}
     mark = next((character for character in map(chr, range(0xF0000, 0xFFFFE)) if character not in used), None)
@@ -194,7 +199,7 @@ def _stretches(messages: Messages, turns: list[int], text: str, prompt_end: int)
 
 
 def _mark_words(message: dict[str, Any], mark: str) -> dict[str, Any]:
-    """The message with a mark where the words begin, after thought and blanks, which a template may strip."""
+    """The message with a mark where its words begin, after thought and blanks, which a template may strip."""
     parts = list(message["content"])
     if not parts or parts[0]["type"] != "text":
         return {**message, "content": [{"type": "text", "text": mark}, *parts]}

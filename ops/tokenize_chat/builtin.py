@@ -33,10 +33,9 @@ MIN_PIXELS, MAX_PIXELS = 16 * 16, 64 * 64  # 4 to 64 image tokens
 
 
 def write_builtin_processor(folder: Path, conversations: Iterable[list[dict[str, Any]]], vocab_size: int) -> None:
-    """Train the tokenizer on chat messages and save it with its template and image processor.
+    """Train a tokenizer on chat messages, and save it with its template and image processor.
 
-    vocab_size includes the special tokens; a small text gives fewer tokens.
-    The same messages give the same files.
+    vocab_size includes the special tokens; a small text gives fewer tokens. Equal messages give equal files.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -75,7 +74,7 @@ def write_builtin_processor(folder: Path, conversations: Iterable[list[dict[str,
 
 
 def _texts(conversations: Iterable[list[dict[str, Any]]]) -> Iterator[str]:
-    """The text that the template shows of each conversation, without special tokens."""
+    """The text of each conversation as the template shows it, without special tokens."""
     for messages in conversations:
         yield f"system\n{SYSTEM_PROMPT}"
         for message in messages:

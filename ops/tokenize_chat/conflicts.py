@@ -25,9 +25,7 @@ SAME = "give regenerate_answers and tokenize_chat the same"
 
 
 def conflicts(config: TokenizeChat, forecast: Mapping[str, Any]) -> dict[str, str]:
-    """A train split without a sample, prompts that are not those that the target answered, and limits of pixels that
-    the target's own exclude.
-    """
+    """Conflicts by field: an empty train split, other prompts than the target answered, excluded pixel limits."""
     samples: SamplesForecast | None = forecast["samples"]
     found = pixels_misfit(forecast.get("target"), config.min_pixels, config.max_pixels)
     if samples is None:

@@ -49,9 +49,11 @@ TrainOn = Literal["assistant", "last"]
 
 @frozen(eq=False)
 class Encoded:
-    """input_ids int64 [S], one placeholder per image; loss_mask bool [S], true for every learnt answer and
-    the EOS token that closes it, unless the answer was cut; loss_tokens: their number; prompt_tokens: tokens up
-    to and with the generation prompt of the last answer.
+    """A tokenised conversation.
+
+    input_ids int64 [S]: with one placeholder per image. loss_mask bool [S]: true for every learnt answer and the EOS
+    that closes it, unless the answer was cut. loss_tokens: their number. prompt_tokens: tokens up to the end of the
+    last answer's generation prompt.
     """
 
     input_ids: Tensor
@@ -61,9 +63,9 @@ class Encoded:
 
 
 class ChatEncoder:
-    """The template and the tokenizer of a processor; threads may share one.
+    """The chat template and tokenizer of a processor; threads may share one.
 
-    train_on: "assistant" puts every answer in the loss mask, "last" only the last one. enable_thinking: for the
+    train_on: "assistant" puts every answer into the loss mask, "last" only the last one. enable_thinking: for the
     template. render_seconds: see `Template`. Raises ConfigError for an enable_thinking that the template does not read.
     """
 
@@ -85,9 +87,9 @@ class ChatEncoder:
     def encode(self, messages: Messages, cut: Sequence[bool] = ()) -> Encoded:
         """Tokenise chat messages whose last one is an answer.
 
-        cut: for each answer, whether it was cut; its EOS comes only from the template, so it is
-        not learnt. Raises Unusable; for one of MISFITS the sample or the chat template is at fault. Raises DataError if
-        the template takes too long.
+        cut: for each answer, whether it was cut off; then its EOS comes from the template only, and is not learnt.
+        Raises Unusable; with a reason in MISFITS, sample or chat template is at fault. Raises DataError if the template
+        takes too long.
         """
         rendered = self.template.finish(self._rendered(messages))
         return self._encoded(messages, cut, rendered, *self._tokenized([_tokenizable(rendered)]))
@@ -95,12 +97,11 @@ class ChatEncoder:
     def encode_batch(
         self, conversations: Sequence[Messages], cuts: Sequence[Sequence[bool]], ids: Sequence[str] | None = None
     ) -> list[Encoded | Unusable]:
-        """Does as `encode` does for each conversation, or says why it is unusable. ids: of the samples, for the
-        DataError.
+        """Tokenise several conversations; each result is as from `encode`, or the reason why it is unusable.
 
-        One call renders them all in another process, and one tokenises them all without Python's lock. So threads run
-        in parallel. The tokenizer's own threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would not
-        survive a fork.
+        ids: the samples' ids, for the DataError. All are rendered by one call in another process, and tokenised by one
+        call without Python's lock, so threads run in parallel. The tokenizer's own threads stay off
+        (TOKENIZERS_PARALLELISM is false in a stage): they would not survive a fork.
         """
         found = self.template.finish_all(
             [self._rendered(messages) for messages in conversations], ids or [None] * len(conversations)
@@ -144,9 +145,8 @@ class ChatEncoder:
         return Encoded(torch.from_numpy(ids), torch.from_numpy(mask), int(np.count_nonzero(mask)), prompt_tokens)
 
     def prompt(self, messages: Messages, sample_id: str | None = None) -> Tensor:
-        """int64 [S]: the target's input for answering `messages`, one placeholder per image.
-
-        Raises as `encode`.
+        """The target's input for answering `messages`, int64 [S], with one placeholder per image. Raises as
+        `encode`.
         """
         self.template.check(messages)
         text = self.template.render(messages, prompt=True, sample_id=sample_id)
@@ -156,7 +156,7 @@ class ChatEncoder:
         return torch.from_numpy(ids)
 
     def _cut(self, cut: Sequence[bool], learnt: int) -> Sequence[bool]:
-        """Whether each of the `learnt` stretches of the text is a cut answer."""
+        """For each of the `learnt` stretches of the text, whether it is an answer that was cut off."""
         cut = cut[-1:] if self.last_only else cut
         if not any(cut):
             return [False] * learnt
@@ -167,7 +167,7 @@ class ChatEncoder:
         return cut
 
     def _closes(self, ids: np.ndarray) -> np.ndarray:
-        """Which tokens are an EOS, bool [S]."""
+        """A mask of the tokens that are an EOS, bool [S]."""
         first, *others = self.processor.eos_token_ids
         found = ids == first
         for token in others:
@@ -190,7 +190,7 @@ def num_images(message: dict[str, Any]) -> int:
 
 
 def _tokenizable(rendered: Rendered) -> Rendered:
-    """The conversation, if its text can be tokenised. Raises Unusable."""
+    """The conversation, checked to be a text that can be tokenised. Raises Unusable."""
     _check_characters(rendered.text)
     return rendered
 
@@ -201,9 +201,9 @@ def _check_characters(text: str) -> None:
 
 
 def _token_at(tokens: Encoding, start: int, text: str) -> int:
-    """The token that begins at the first character from `start` on that any token covers.
+    """The first token that begins at or after the character `start`.
 
-    Raises Unusable if that token begins before `start`.
+    Raises Unusable if the first token that covers a character from `start` on begins before it.
     """
     covering = (tokens.char_to_token(place) for place in range(start, len(text)))
     token = next((token for token in covering if token is not None), None)
@@ -213,11 +213,11 @@ def _token_at(tokens: Encoding, start: int, text: str) -> int:
 
 
 def _last_token(tokens: Encoding, closing: np.ndarray, first: int, end: int | None) -> int | None:
-    """The EOS token that closes an answer from token `first` on, or None without one.
+    """The index of the EOS token that closes an answer which starts at token `first`; None without one.
 
-    closing: the places of all EOS tokens, int [E]. Without a mark it is the first of them; with a mark up to
-    character `end`, the last one within it or directly after it: some templates mark text after the EOS too,
-    others end the mark before it.
+    closing: the places of all EOS tokens, int [E]. end: the answer's end, in characters, if the template marks it.
+    Without a mark the first EOS counts. With one it is the last EOS inside the mark or directly after it: some
+    templates mark text after EOS too, others end the mark before it.
     """
     if end is None:
         place = int(np.searchsorted(closing, first))
@@ -239,9 +239,9 @@ TOO_FEW_LOSS_TOKENS = "fewer than min_loss_tokens"
 def tokenize_rows(
     rows: Sequence[dict[str, Any]], folder: Path, encoder: ChatEncoder, config: TokenizeChat
 ) -> list[TokenSample | Unusable]:
-    """A sample of each row, or the reason to drop it.
+    """The tokenised sample of each row, or the reason to drop it.
 
-    Turns after the last answer are omitted, with their images: nothing there is learnt, and a thinking template would
+    Turns after the last answer are left out with their images: nothing there is learnt, and a thinking template would
     treat the last answer as history.
     """
     if config.prompts_only:
@@ -271,7 +271,7 @@ def tokenize_rows(
 
 
 def _prompt(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config: TokenizeChat) -> TokenSample:
-    """A row up to its last user turn, for the target to answer. Raises Unusable."""
+    """The target's input for a row up to its last user turn. Raises Unusable."""
     turns = [turn for turn, message in enumerate(row["messages"]) if message["role"] == "user"]
     messages = row["messages"][: turns[-1] + 1]
     images = load_images(row["images"][: sum(map(num_images, messages))], folder, encoder.processor, config.max_length)
@@ -287,7 +287,7 @@ def up_to_last_answer(messages: Messages) -> Messages:
 
 
 def check_length(tokens: int, max_length: int) -> None:
-    """Samples are never cut. Raises Unusable for a sample that is too long."""
+    """Check that a sample is not too long; samples are never cut. Raises Unusable."""
     if tokens > max_length:
         raise Unusable(TOO_LONG, f"{tokens} tokens")
 
@@ -299,9 +299,9 @@ def load_images(
     max_length: int = MOST_IMAGE_TOKENS,
     text_tokens: int | None = None,
 ) -> list[ImageChunk]:
-    """The images behind references into the packs of a folder. Raises Unusable as `load_each`.
+    """The images behind references into a folder's packs. Raises Unusable as `load_each`.
 
-    text_tokens: of the sample without its images, but for a placeholder of each.
+    text_tokens: of the sample without images, but with a placeholder for each.
     """
     packed = {str(reference["sha256"]): reference for reference in references}
     names = [str(reference["sha256"]) for reference in references]
@@ -315,11 +315,10 @@ def load_each(
     max_length: int = MOST_IMAGE_TOKENS,
     text_tokens: int | None = None,
 ) -> list[ImageChunk]:
-    """The images of a sample, which `read` gives by name; those of one name are decoded once, since a row may name a
-    large picture many times.
+    """Load the images of a sample by name; each is decoded once, since a row may name a large picture many times.
 
-    Their tokens are counted from their headers, before one of them is decoded. Raises Unusable for an image that is
-    refused, for a sample that is longer than max_length with them, and for more pixels than MOST_PIXELS.
+    read: returns an image's bytes. Tokens are counted from headers before any image is decoded. Raises Unusable for an
+    image that is refused, for a sample longer than max_length, and for more pixels than MOST_PIXELS.
     """
     encoded = {name: read(name) for name in dict.fromkeys(names)}
     tokens = _image_tokens(encoded, processor)
@@ -330,7 +329,7 @@ def load_each(
 
 
 def _image_tokens(encoded: Mapping[Name, bytes], processor: Processor) -> dict[Name, int]:
-    """Tokens of the different images of a sample, by their headers. Raises Unusable as `load_each`."""
+    """The number of tokens of each different image of a sample, by its header. Raises Unusable as `load_each`."""
     tokens: dict[Name, int] = {}
     pixels = 0
     for name, image in encoded.items():
@@ -346,7 +345,7 @@ def _image_tokens(encoded: Mapping[Name, bytes], processor: Processor) -> dict[N
 
 
 def _load_image(encoded: bytes, processor: Processor, tokens: int) -> ImageChunk:
-    """An encoded image as the target's input; tokens: by its header. Raises Unusable for one that is refused."""
+    """An encoded image as the target's input. tokens: by its header. Raises Unusable for an image that is refused."""
     image = decode(encoded)
     try:
         return ImageChunk.from_image(processor, image, tokens)
@@ -357,7 +356,7 @@ def _load_image(encoded: bytes, processor: Processor, tokens: int) -> ImageChunk
 def prompt_ids(
     sample_id: str, messages: Messages, images: Sequence[bytes], encoder: ChatEncoder
 ) -> tuple[list[int], int]:
-    """The ids of a `prompt_sample`, with one placeholder for each image, and their number with the tokens of images.
+    """The ids of a `prompt_sample` with one placeholder per image, and their number with images expanded.
 
     No image is decoded. Raises Unusable as `prompt_sample` and `load_each`.
     """
@@ -371,17 +370,14 @@ def prompt_ids(
 def prompt_sample(
     sample_id: str, category: str, messages: Messages, images: Sequence[ImageChunk], encoder: ChatEncoder
 ) -> TokenSample:
-    """The target's input for answering `messages`: their turns and the generation prompt, with their images.
-
-    Raises Unusable.
-    """
+    """The target's input for answering `messages`: turns, generation prompt and images. Raises Unusable."""
     input_ids = encoder.prompt(messages, sample_id)
     prompt = Encoded(input_ids, torch.zeros(len(input_ids), dtype=torch.bool), 0, len(input_ids))
     return evolve(with_images(sample_id, prompt, images, encoder.processor), category=category)
 
 
 def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], processor: Processor) -> TokenSample:
-    """The sample with the tokens of each image in place of its placeholder; they are not learnt."""
+    """The sample with each image's placeholder replaced by the image's tokens, which are not learnt."""
     ids, mask, prompt_tokens = encoded.input_ids, encoded.loss_mask, encoded.prompt_tokens
     pixel_values, grids = _no_images(processor.patch_dim)
     if images:
@@ -405,5 +401,5 @@ def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], 
 
 @lru_cache
 def _no_images(patch_dim: int) -> tuple[Tensor, Tensor]:
-    """float32 [0, patch_dim] and int64 [0, 3], which all samples of text share."""
+    """The empty image tensors of text samples: float32 [0, patch_dim] and int64 [0, 3]."""
     return torch.empty(0, patch_dim), torch.empty(0, 3, dtype=torch.int64)

@@ -15,7 +15,7 @@ from ops.lib.vision.processor_files import ordered_pixels
 
 
 def _fits_a_sample(instance: Any, _attribute: object, least: int) -> None:
-    """The validator of min_loss_tokens. Raises ValueError where no answer of that length fits into a sample."""
+    """A validator of min_loss_tokens. Raises ValueError if no answer of that length fits into a sample."""
     if least >= instance.max_length and not instance.prompts_only:
         raise ValueError(
             f"'min_loss_tokens': {least} answer tokens do not fit into a sample of max_length = {instance.max_length}: "
@@ -129,5 +129,5 @@ class TokenizeChat:
     output = TokenShards
 
     def chosen_libraries(self) -> tuple[str, ...]:
-        """Libraries in the key besides key_libraries."""
+        """The further libraries whose versions enter the key, besides key_libraries."""
         return ("torchvision",) if self.image_backend == "torchvision" else ()

@@ -30,7 +30,7 @@ Outcome = TokenSample | Unusable
 def portions(
     rows: Iterator[Row], most_rows: int = PORTION_ROWS, most_images: int = PORTION_IMAGES
 ) -> Iterator[list[Row]]:
-    """Rows in groups, smaller with images."""
+    """The rows in groups for one thread each; groups with images are smaller."""
     portion: list[Row] = []
     images = 0
     for row in rows:
@@ -50,13 +50,13 @@ def split_rows(file: Path, split: str) -> Iterator[Row]:
 
 @frozen(eq=False)
 class Piece:
-    """Consecutive rows of a split; path: the file of their outcomes, which exists once all are known."""
+    """Consecutive rows of a split. path: the file of their outcomes, which exists once all are known."""
 
     path: Path
     rows: list[Row]
 
     def write(self, outcomes: Sequence[Outcome], patch_dim: int, worker: int) -> None:
-        """Write the outcome of each row."""
+        """Write the outcome of each row to the piece's file."""
         samples = [each for each in outcomes if isinstance(each, TokenSample)]
         heads = [
             {"reason": each.reason, "detail": each.detail}
@@ -69,7 +69,7 @@ class Piece:
         publish(partial, self.path)
 
     def read(self) -> Iterator[tuple[Row, Outcome]]:
-        """Each row and its outcome, which is read when it is asked for."""
+        """Each row with its outcome, which is read from the file only when requested."""
         with safe_open(self.path, framework="pt") as tensors:
             offsets, place = stored_offsets(tensors), 0
             for row, head in zip(self.rows, json.loads(tensors.metadata()["outcomes"]), strict=True):
@@ -89,6 +89,6 @@ def split_pieces(file: Path, folder: Path, split: str) -> Iterator[Piece]:
 
 
 def all_pieces(file: Path, folder: Path) -> Iterator[Piece]:
-    """The pieces of all splits."""
+    """The pieces of all splits in a file."""
     for split in SPLITS:
         yield from split_pieces(file, folder, split)

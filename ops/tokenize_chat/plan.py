@@ -39,12 +39,12 @@ MOST_OFFSETS = 64 << 20  # bytes of a shard's offsets
 
 
 def smoke(config: TokenizeChat, samples: int) -> dict[str, Any]:
-    """The expected tokens are those of all samples."""
+    """Fields for a smoke run: no expected tokens, since that number is for all samples."""
     return {"expected_tokens": None}
 
 
 def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
-    """Counted if the tokens exist, else from expected_tokens, else for a million tokens."""
+    """Estimate the tokens: counted if they exist, else expected_tokens, else a million."""
     source: SamplesForecast | None = context.inputs["samples"]
     target: TargetForecast | None = context.inputs.get("target")
     forecast = _promised(config, source, target)
@@ -74,7 +74,7 @@ def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
 
 
 def _promised(config: TokenizeChat, source: SamplesForecast | None, target: TargetForecast | None) -> TokensForecast:
-    """What is known before it is made, by the files of the processor, or of the target whose processor it is."""
+    """A forecast of the tokens before they are made, from the files of the processor or of the target that has it."""
     promised = TokensForecast(
         by_split=None,
         expected=config.expected_tokens,
@@ -99,14 +99,16 @@ def _promised(config: TokenizeChat, source: SamplesForecast | None, target: Targ
 
 
 def _longest(shard: Path) -> int:
-    """Tokens of the longest sample of a shard: of its file, only the header and the offsets are read."""
+    """The tokens of a shard's longest sample; only the header and offsets of the file are read."""
     offsets = array("q", stored_bytes(shard, "token_offsets", MOST_OFFSETS))  # int64, as token_shards writes them
     return max((after - before for before, after in pairwise(offsets)), default=0)
 
 
 def missing_here(config: TokenizeChat) -> dict[str, str]:
-    """torchvision, if it resizes images, a chat template that is none or does not read enable_thinking, what the
-    directory of a processor lacks, and limits of pixels that its own exclude.
+    """Things that are missing on this machine or in the processor's files, by field.
+
+    They are: torchvision, if it resizes images; a valid chat template that reads enable_thinking, if set; files of the
+    processor; and fitting pixel limits.
     """
     missing = {**missing_torchvision(config.image_backend), **chat_template_mistakes(config.chat_template)}
     if not is_builtin(config.processor) and (

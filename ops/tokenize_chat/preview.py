@@ -22,7 +22,7 @@ THUMBNAIL = 160  # pixels of the longer side
 
 @frozen(eq=False)
 class Shown:
-    """A sample with its images as small data addresses in place of its pixels, which may be large."""
+    """A sample for the preview, with small data: URLs in place of its pixels, which may be large."""
 
     place: int
     sample_id: str
@@ -34,7 +34,7 @@ class Shown:
 
 
 class Preview:
-    """Collects the first samples: half of them with images, if both kinds exist."""
+    """Collects the first samples for the preview, half of them with images if both kinds exist."""
 
     def __init__(self, samples: int, processor: Processor) -> None:
         self._wanted = samples
@@ -42,7 +42,7 @@ class Preview:
         self._found: dict[str, list[Shown]] = {"image": [], "text": []}
 
     def add(self, sample: TokenSample) -> None:
-        """Add a sample, whose images are shown as the target gets them, so none is decoded again."""
+        """Add a sample if there is room for its kind; images are shown as the target gets them, without decoding."""
         of_its_kind = self._found[sample.category]
         if len(of_its_kind) < self._wanted:
             of_its_kind.append(
@@ -65,7 +65,7 @@ class Preview:
         return sorted(shown, key=lambda sample: sample.place)
 
     def write(self, file: Path) -> None:
-        """The page."""
+        """Write the preview page."""
         samples = self.chosen()
         tokens = [_tokens(each, self._processor) for each in samples]
         template = get_data("ops.tokenize_chat", "preview.html")
@@ -81,10 +81,7 @@ class Preview:
 
 @frozen
 class _Token:
-    """Token, or run of image tokens, as the page shows it.
-
-    kind: "l" if it is learnt, "i" for all tokens of an image.
-    """
+    """A token, or run of image tokens, as the page shows it. kind: "l" if it is learnt, "i" for an image's tokens."""
 
     text: str
     kind: str
@@ -93,7 +90,7 @@ class _Token:
 
 
 def _tokens(shown: Shown, processor: Processor) -> list[_Token]:
-    """Every token, and each run of image tokens as one."""
+    """The text of every token; a run of image tokens counts as one."""
     texts = [processor.tokenizer.decode([token]) for token in shown.ids]
     tokens = []
     runs = groupby(

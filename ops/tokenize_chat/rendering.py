@@ -25,9 +25,9 @@ RAISED = (
 
 
 def render(shared: tuple[str, dict[str, Any]], item: list[Any]) -> dict[str, Any]:
-    """{"texts": [[text, spans marked as generated], ...]}, or the "reason" and "detail" of the first failure.
+    """Render texts: {"texts": [[text, spans marked as generated], ...]}, or "reason" and "detail" of the first failure.
 
-    shared: the template, and the arguments of every rendering. item: the messages and the options of each rendering.
+    shared: the template, and the arguments of every rendering. item: messages and options of each rendering.
     """
     template, arguments = shared
     results: list[Any] = []

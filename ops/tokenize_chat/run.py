@@ -73,7 +73,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     encoder.template.wait_until_started()  # before the first progress, from which a trial is scaled
 
     def tokenized(rows: Iterator[Row]) -> Iterator[tuple[Row, Outcome]]:
-        """Each row with its outcome, in order, made by `threads` threads."""
+        """Each row with its outcome, in order, computed by `threads` threads."""
 
         def tokenize(portion: list[Row]) -> list[tuple[Row, Outcome]]:
             return list(zip(portion, tokenize_rows(portion, samples.path, encoder, config), strict=True))
@@ -104,7 +104,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
 
 
 def with_progress(outcomes: Iterable[tuple[Row, Outcome]], total: int, stage: Stage) -> Iterator[tuple[Row, Outcome]]:
-    """The outcomes, reporting how many of them were processed."""
+    """The outcomes unchanged, with progress reported as they pass."""
     stage.progress(0, total)
     for done, outcome in enumerate(outcomes, 1):
         yield outcome
@@ -115,7 +115,7 @@ def with_progress(outcomes: Iterable[tuple[Row, Outcome]], total: int, stage: St
 def write_tokens(
     config: TokenizeChat, stage: Stage, processor: Processor, outcomes: Iterable[tuple[Row, Outcome]]
 ) -> None:
-    """Write the artifact except the processor's files. outcomes: those of all rows, split by split."""
+    """Write the artifact except the processor's files. outcomes: of all rows, one split after another."""
     tally = Tally(stage, "tokenize", REMEDIES)
     writer = ShardWriter(stage.out_dir, config.shard_samples, processor.patch_dim)
     trial = TemplateTrial(processor.source)
@@ -141,7 +141,7 @@ def account(
     writer: ShardWriter,
     preview: Preview,
 ) -> None:
-    """Keep or drop a row, in the order of the rows. Raises DataError for a template that suits none of them."""
+    """Keep or drop a row, in the order of the rows. Raises DataError for a template that suits no sample."""
     if isinstance(sample, Unusable):
         tally.drop(sample.reason, row["id"], sample.detail)
         trial.dropped(sample.reason, row["id"], sample.detail)
@@ -155,11 +155,10 @@ def account(
 
 @define
 class TemplateTrial:
-    """Whether the chat template is usable: a sample at fault is dropped, a template at fault ends the run.
+    """Decides whether the chat template is usable: a faulty sample is dropped, a faulty template ends the run.
 
-    The template is at fault if FIRST_SAMPLES samples, or all if there are fewer, are misfits before any is kept.
-    Samples dropped for other reasons do not count. Samples come in the order of the rows, so that the outcome does not
-    depend on the workers.
+    The template is at fault if the first FIRST_SAMPLES samples (or all, if fewer) are misfits and none is kept. Samples
+    dropped for other reasons do not count. Samples come in the order of the rows, so that workers have no influence.
     """
 
     source: str
@@ -171,7 +170,7 @@ class TemplateTrial:
         self._served = True
 
     def dropped(self, reason: str, sample_id: str, detail: str) -> None:
-        """Raises DataError once the template is at fault."""
+        """Note a dropped sample. Raises DataError once the template is at fault."""
         if self._served or reason not in MISFITS:
             return
         self._first = self._first or f'sample "{sample_id}": {reason}: {detail}'
@@ -180,7 +179,7 @@ class TemplateTrial:
             self.finish()
 
     def finish(self) -> None:
-        """Judges the template after the last sample. Raises DataError if it is at fault."""
+        """Judge the template after the last sample. Raises DataError if it is at fault."""
         if self._misfits and not self._served:
             raise DataError(
                 f"the chat template of {self.source} suits none of {self._misfits} samples, the first of which is "
@@ -189,8 +188,9 @@ class TemplateTrial:
 
 
 def prepare_processor(config: TokenizeChat, target: TargetModel | None, file: Path, folder: Path) -> Processor:
-    """The processor of the target or the config, its files saved in `folder`; the built-in one is trained on the
-    train split.
+    """The processor of the target or the config, whose files are saved in `folder`.
+
+    The built-in processor is trained on the train split.
     """
     source, trusted = config.processor, config.trust_remote_code
     if target is not None:
@@ -209,7 +209,7 @@ def prepare_processor(config: TokenizeChat, target: TargetModel | None, file: Pa
 
 
 def check_images(file: Path, processor: Processor) -> int:
-    """The number of rows. Raises DataError for an image without an image processor."""
+    """Count the rows, and check that images have an image processor. Raises DataError."""
     total = 0
     for row in read_jsonl(file):
         total += 1
@@ -223,7 +223,7 @@ def check_images(file: Path, processor: Processor) -> int:
 
 
 def label(row: Row) -> str:
-    """The correct answer: the row's own label, else the text of the last answer; empty where a prompt has none."""
+    """The right answer of a row: its own label, else the text of its last answer; "" if a prompt has none."""
     if "label" in row:
         return str(row["label"])
     answers = (message for message in reversed(row["messages"]) if message["role"] == "assistant")
@@ -252,9 +252,9 @@ SHARD_BYTES = 256 * 1024 * 1024  # of pixels kept in memory until a shard is wri
 
 
 class ShardWriter:
-    """Collects samples, split by split, and writes a shard whenever it has enough of them.
+    """Collects samples, one split after another, and writes a shard whenever there are enough.
 
-    shards: their entries in tokens.json; tokens, loss_tokens: of all samples.
+    shards: their entries in tokens.json. tokens, loss_tokens: of all samples.
     """
 
     def __init__(self, folder: Path, shard_samples: int, patch_dim: int, shard_bytes: int = SHARD_BYTES) -> None:

@@ -10,7 +10,7 @@ from ops.lib.report_sections import ROWS_READ, Html, Section, Table, account_sec
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The account of samples, tokens by split, how long samples are, and preview.html."""
+    """The report sections of tokens: account of samples, tokens by split, lengths of samples, and preview.html."""
     rows = first_rows(folder / "samples.jsonl")
     lengths = [row["tokens"] for row in rows]
     learnt = sum(row["loss_tokens"] for row in rows) / sum(lengths)

@@ -42,7 +42,7 @@ GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 @frozen
 class Rendering:
-    """What to render. prompt: with the generation prompt after the messages; marked: with the spans of `Text`."""
+    """A request to render messages. prompt: with the generation prompt after them. marked: with the spans of `Text`."""
 
     messages: Messages
     prompt: bool = False
@@ -51,7 +51,7 @@ class Rendering:
 
 @frozen
 class Text:
-    """Text of a rendered conversation. spans: those that the template marks as generated, if they were asked for."""
+    """The text of a rendered conversation. spans: those that the template marks as generated, on request."""
 
     text: str
     spans: tuple[Span, ...] = ()
@@ -61,7 +61,7 @@ Renderings = Generator[Sequence[Rendering], Sequence[Text], T]
 
 
 def value_or_unusable(function: Callable[..., T], *arguments: Any) -> T | Unusable:
-    """What the function returns, or the Unusable that it raises."""
+    """The result of a function call, or the Unusable that it raises."""
     try:
         return function(*arguments)
     except Unusable as error:
@@ -69,11 +69,11 @@ def value_or_unusable(function: Callable[..., T], *arguments: Any) -> T | Unusab
 
 
 class Template:
-    """The chat template of a processor, which threads may share.
+    """The chat template of a processor; threads may share one.
 
-    enable_thinking: passed to the template, None for its default. seconds: of CPU time for all renderings of a sample
-    together. has_marks: `{% generation %}` is used.
-    Raises ConfigError for an enable_thinking that the template does not read.
+    enable_thinking: passed to the template, None for its default. seconds: CPU time for all renderings of a sample
+    together. has_marks: whether the template uses `{% generation %}`. Raises ConfigError for an enable_thinking that
+    the template does not read.
     """
 
     def __init__(self, processor: Processor, enable_thinking: bool | None = None, seconds: float = SECONDS) -> None:
@@ -90,11 +90,13 @@ class Template:
         self._process.start()
 
     def wait_until_started(self) -> None:
-        """Waits until the process has imported what it renders with, which takes seconds and is no work on a sample."""
+        """Wait until the rendering process has imported its libraries, which takes seconds and is no work
+        on a sample.
+        """
         self._process.map([self._text, self._arguments], [[]])
 
     def check(self, messages: Messages) -> None:
-        """Raises Unusable if a text contains a special token, which would look like a part of the template.
+        """Check that no text contains a special token, which would look like a part of the template. Raises Unusable.
 
         The texts of a message count as one: an image between two of them may have been moved away.
         """
@@ -106,13 +108,13 @@ class Template:
                 raise Unusable(SPECIAL_IN_TEXT, token)
 
     def render(self, messages: Messages, prompt: bool = False, sample_id: str | None = None) -> str:
-        """The text of the messages; prompt: with the generation prompt after them. Raises as `finish`."""
+        """The text of the messages. prompt: with the generation prompt after them. Raises as `finish` does."""
         return self.finish(_one_text(Rendering(messages, prompt)), sample_id)
 
     def finish(self, renderings: Renderings[T], sample_id: str | None = None) -> T:
-        """The result of the generator, with all that it needs rendered.
+        """Run a generator to its result, rendering all that it requests.
 
-        Raises Unusable if the template refuses the messages, or fails on them; DataError if it takes too long.
+        Raises Unusable if the template refuses the messages or fails on them, and DataError if it takes too long.
         """
         (result,) = self.finish_all([renderings], [sample_id])
         if isinstance(result, Unusable):
@@ -120,8 +122,9 @@ class Template:
         return result
 
     def finish_all(self, samples: Sequence[Renderings[T]], sample_ids: Sequence[str | None]) -> list[T | Unusable]:
-        """Does as `finish` does for several samples, each with its result or why it is unusable. Raises DataError as
-        `finish`.
+        """Run several generators as `finish` does; each result may be the reason why a sample is unusable.
+
+        Raises DataError if rendering takes too long.
         """
         results: dict[int, T | Unusable] = {}
         texts: dict[int, Sequence[Text] | None] = dict.fromkeys(range(len(samples)))  # to send to each generator
@@ -149,7 +152,7 @@ class Template:
     def _render(
         self, samples: Sequence[Sequence[Rendering]], sample_ids: Sequence[str | None], seconds: Sequence[float]
     ) -> list[tuple[Sequence[Text] | Unusable, float]]:
-        """What each sample wants rendered, and the seconds that are left to it."""
+        """The rendered texts for each sample, and the seconds left to it."""
         items = [[self._request(one) for one in renderings] for renderings in samples]
         try:
             replies = self._process.map([self._text, self._arguments], items, seconds) if items else []
@@ -169,7 +172,7 @@ class Template:
 
 
 def _texts(result: dict[str, Any]) -> Sequence[Text] | Unusable:
-    """The result of `render`."""
+    """The texts in a result of `render`, or its failure as Unusable."""
     if "texts" not in result:
         return Unusable(**result)
     return [Text(text, tuple(map(tuple, spans))) for text, spans in result["texts"]]
@@ -192,10 +195,10 @@ def texts_of(message: dict[str, Any]) -> list[str]:
 
 
 def answer_words(message: dict[str, Any]) -> list[str]:
-    """The answer's text, part by part: without its thought, and without blanks around it."""
+    """The parts of an answer's text, without its thought and without blanks around it."""
     return [text.rpartition(END_OF_THOUGHT)[2].strip() for text in texts_of(message)]
 
 
 def thinks(message: dict[str, Any]) -> bool:
-    """Whether the answer has reasoning, in its own key or in a block of its text."""
+    """Whether an answer has reasoning, in its own key or in a block of its text."""
     return bool(message.get("reasoning_content")) or END_OF_THOUGHT in "".join(texts_of(message))

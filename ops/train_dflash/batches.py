@@ -32,7 +32,7 @@ ALIGNMENT = 512  # bytes: where a tensor begins among others, as torch's allocat
 
 
 class Labels(Protocol):
-    """The samples of a split without their features. width: of a feature; lengths: tokens of each sample."""
+    """The samples of a split without their features. width: of a feature. lengths: tokens of each sample."""
 
     @property
     def width(self) -> int: ...
@@ -40,24 +40,26 @@ class Labels(Protocol):
     def lengths(self) -> Sequence[int]: ...
     def __len__(self) -> int: ...
     def labels(self, index: int) -> tuple[Tensor, Tensor]:
-        """input_ids int64 [S] and loss_mask bool [S] of a sample."""
+        """The input_ids int64 [S] and loss_mask bool [S] of a sample."""
 
 
 class States(Protocol):
-    """The target's hidden states of samples, `first` included and `last` not."""
+    """The target's hidden states of samples, by ranges of tokens that exclude `last`."""
 
     @property
     def width(self) -> int: ...
     def features(self, index: int, first: int, last: int) -> Tensor:
-        """[last - first, F] in the dtype of the capture, on the CPU or on the device that the rank computes on."""
+        """The features of a sample's rows, [last - first, F], in the capture's dtype, on the CPU or the
+        rank's device.
+        """
 
     def final_hidden(self, index: int, first: int, last: int) -> Tensor:
-        """States after the final norm, [last - first, M]."""
+        """The states after the final norm, [last - first, M]."""
 
 
 @frozen
 class Rows:
-    """Tokens first <= j < last of a sample."""
+    """A range of a sample's tokens, first <= j < last."""
 
     index: int
     first: int
@@ -74,9 +76,9 @@ class PlannedStep:
 
 @frozen(eq=False)
 class Drawn:
-    """One sample of a step with its anchors.
+    """One sample of a step, with its anchors.
 
-    length: its tokens; anchors int64 [A]; anchor_ids int64 [A]; labels int64 [A, K]; weights float32 [A, K].
+    length: its tokens. anchors int64 [A]; anchor_ids int64 [A]; labels int64 [A, K]; weights float32 [A, K].
     """
 
     index: int
@@ -88,7 +90,7 @@ class Drawn:
 
     @property
     def prefix(self) -> int:
-        """Context tokens that some block sees: those before the last anchor."""
+        """The number of context tokens that some block sees: those before the last anchor."""
         return int(self.anchors_A[-1]) if len(self.anchors_A) else 0
 
 
@@ -107,8 +109,7 @@ class Place:
 def read_plan(batches: BatchPlan, lengths: Sequence[int]) -> tuple[list[PlannedStep], int]:
     """The steps of a plan, and its pad_multiple.
 
-    Raises DataError if the plan is empty, or was made for other features: another number of samples, or steps whose
-    tokens are not those of their samples.
+    Raises DataError if the plan is empty, or was made for other features, with other numbers of samples or tokens.
     """
     plan = read_json(batches.path / "plan.json")
     if plan["samples"] != len(lengths):
@@ -132,7 +133,7 @@ def read_plan(batches: BatchPlan, lengths: Sequence[int]) -> tuple[list[PlannedS
 
 
 def draw(reader: Labels, index: int, weights_K: Tensor, num_anchors: int, *, seed: int, epoch: int) -> Drawn:
-    """A sample with the anchors that (seed, epoch, index) draws; there may be none."""
+    """A sample with the anchors drawn by (seed, epoch, index); there may be none."""
     input_ids_S, loss_mask_S = reader.labels(index)
     anchors_A = draw_anchors(loss_mask_S, num_anchors, seed=seed, epoch=epoch, sample=index)
     return Drawn(
@@ -146,7 +147,7 @@ def draw(reader: Labels, index: int, weights_K: Tensor, num_anchors: int, *, see
 
 
 def micro_batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Cut a list of samples into runs of at most `limit` tokens, those of similar length together, as indices.
+    """Cut a list of samples into runs of at most `limit` tokens, similar lengths together, as indices.
 
     A longer sample is a run of its own.
     """
@@ -175,7 +176,7 @@ def needed(samples: Sequence[Drawn], place: Place) -> list[Rows]:
 
 @frozen(eq=False)
 class Part:
-    """A tensor of a micro-batch before it is written: its sources concatenated, then zeros."""
+    """A tensor of a micro-batch before it is written: its sources concatenated, followed by zeros."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -187,11 +188,11 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
     def write(self, flat: Tensor, first: int = 0) -> None:
-        """Fill the elements [first, first + len(flat)); every byte of the sources is read once."""
+        """Write the elements [first, first + len(flat)) of the tensor into flat; every source byte is read once."""
         start, last = 0, first + len(flat)
         for source in self.sources:
             end = start + source.numel()
@@ -206,10 +207,10 @@ class Part:
 
 @frozen(eq=False)
 class Packed:
-    """A micro-batch on the host. weights_NK: those of this rank's blocks, dummies included; weighted: its slots;
-    alike_W: the teacher's row of each.
+    """A micro-batch on the host. weights_NK: of this rank's blocks, including dummies. weighted: its weighted slots.
 
-    parts: the tensors of MicroBatch by name, and the rows; those with sources on the device stay there.
+    alike_W: the teacher's row of each of these. parts: the tensors of MicroBatch by name, and the rows; parts whose
+    sources are on the device stay there.
     """
 
     parts: Mapping[str, Part]
@@ -220,7 +221,7 @@ class Packed:
     device: torch.device
 
     def send(self, transfer: Transfer) -> tuple[MicroBatch, Sent]:
-        """The micro-batch on the device, to be used after `Sent.arrive`."""
+        """Send the micro-batch to the device; it may be used after `Sent.arrive`."""
         host = {name: part for name, part in self.parts.items() if part.on_host}
         places, size = {}, 0
         for name, part in host.items():
@@ -249,7 +250,7 @@ class Packed:
 
 
 def prepare(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher: bool = False) -> MicroBatch:
-    """The micro-batch of `pack` on the rank's device, complete on return. A function of only its arguments."""
+    """The micro-batch of `pack` on the rank's device, complete on return. Depends only on its arguments."""
     batch, _ = pack(reader, samples, place, with_teacher=with_teacher).send(Direct(place.device))
     return batch
 
@@ -257,9 +258,9 @@ def prepare(reader: States, samples: Sequence[Drawn], place: Place, *, with_teac
 def pack(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher: bool = False) -> Packed:
     """The micro-batch of these samples for one rank. Every sample has an anchor.
 
-    Their prefixes are packed one after the other and padded at the end to a multiple of P; the padding is seen by no
-    block. Blocks are dealt over the SP ranks in serpentine order of their prefixes; a rank that has fewer than the
-    others gets blocks of weight zero.
+    The samples' prefixes are packed in order, and padded at the end to a multiple of P; no block sees the padding.
+    Blocks are dealt over the SP ranks in serpentine order of their prefixes. A rank with fewer than the others gets
+    blocks of weight zero.
     """
     starts = _starts(samples)
     anchors_N = torch.cat([sample.anchors_A for sample in samples])
@@ -299,9 +300,9 @@ def pack(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher
 
 
 def idle_batch(block_size: int, features: int, place: Place, *, teacher: int = 0) -> Packed:
-    """A block of weight zero without context, for a rank without samples, to stay in step with the others.
+    """A micro-batch of a single block of weight zero without context, to keep a rank without samples in step.
 
-    teacher: width of the target's final hidden states, where the loss reads them.
+    teacher: width of the target's final hidden states, if the loss reads them.
     """
     zero = torch.zeros(1, dtype=torch.int64)
     labels_NK, weights_NK = torch.zeros(1, block_size, dtype=torch.int64), torch.zeros(1, block_size)
@@ -328,7 +329,7 @@ def _packed(
     teacher_rows_NK: Tensor | None,
     place: Place,
 ) -> Packed:
-    """Micro-batch of these parts, and of the rows of the weighted slots, which are transferred with its tensors."""
+    """The micro-batch of these parts. The row numbers of weighted slots are transferred with its tensors."""
     weighted = Weighted.of(labels_NK, weights_NK)
     rows = {ROWS: Part(tuple(weighted.rows_W.shape), torch.int64, [weighted.rows_W])}
     alike_W = rows_alike(teacher_rows_NK, weighted)
@@ -336,22 +337,22 @@ def _packed(
 
 
 def _slice(total: int, place: Place) -> tuple[int, int]:
-    """The rank's packed tokens [first, last), 1 / P of the padded total."""
+    """The range of packed tokens [first, last) of this rank: 1 / P of the padded total."""
     size = max(1, -(-total // place.sp_degree))
     return place.sp_rank * size, (place.sp_rank + 1) * size
 
 
 def _starts(samples: Sequence[Drawn]) -> list[int]:
-    """Positions where each prefix begins when they are packed, and where the last one ends."""
+    """The start of each prefix when they are packed in order, and the end of the last one."""
     return torch.tensor([0, *(sample.prefix for sample in samples)]).cumsum(0).tolist()
 
 
 def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> tuple[list[Tensor], Tensor]:
-    """The target's final hidden states that own blocks need, each once, and which of them predicts the token at
-    anchor + k: the one at anchor + k - 1, int64 [len(own), K].
+    """The target's final hidden states that own blocks need, without repetition, and the row of each slot's state.
 
-    own: ascending places among all blocks of the samples. Slots without a weight (slot 0, and those past the end) have
-    a neighbour's.
+    The token at anchor + k is predicted by the state at anchor + k - 1; rows: int64 [len(own), K]. own: ascending
+    places among all blocks of the samples. Slots without a weight (slot 0, and those past the end) get a neighbour's
+    row.
     """
     K = samples[0].labels_AK.shape[1]
     slots_K = torch.arange(K)
@@ -375,13 +376,13 @@ def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> tuple[lis
 
 
 def _positions(starts: Sequence[int], first: int, last: int) -> Tensor:
-    """Absolute positions of packed tokens first <= j < last; those of the padding are arbitrary."""
+    """The absolute positions of packed tokens first <= j < last; those of the padding are arbitrary."""
     packed = torch.arange(first, last)
     bounds = torch.tensor(starts)
     return packed - bounds[(torch.searchsorted(bounds, packed, right=True) - 1).clamp(min=0)]
 
 
 def _padded(values_N: Tensor, count: int) -> Tensor:
-    """count rows: the given ones, then zeros."""
+    """The given rows, followed by zeros, `count` rows in all."""
     missing = values_N.new_zeros(count - len(values_N), *values_N.shape[1:])
     return torch.cat((values_N, missing)) if len(missing) else values_N

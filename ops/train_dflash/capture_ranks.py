@@ -40,7 +40,9 @@ from ops.train_dflash.online import RowStates, Take
 
 @frozen
 class TrainingStage:
-    """The stage of the training ranks, without capture ranks. A stop request of a capture rank applies to them too."""
+    """The stage as training ranks see it, without capture ranks. A stop request of a capture rank applies
+    to them too.
+    """
 
     whole: Stage
     world_size: int
@@ -109,12 +111,14 @@ class TrainingStage:
 
 
 def capture_ranks_of(row: int, rows: int, capture_ranks: int) -> list[int]:
-    """The capture ranks, counted from 0, that serve a row of the mesh: one of them, or its share of many."""
+    """The capture ranks, counted from 0, that serve a row of the mesh: a share of them, or one that several
+    rows share.
+    """
     return [number for number in range(capture_ranks) if number % rows == row % capture_ranks]
 
 
 def answer_requests(take: Take, stage: Stage, training: TrainingStage) -> None:
-    """Answer the training ranks until all of them are done.
+    """Answer the capture requests of training ranks until all of them are done.
 
     Raises StopRequested if they stopped, and DistNetworkError if one disappeared.
     """
@@ -131,7 +135,7 @@ def answer_requests(take: Take, stage: Stage, training: TrainingStage) -> None:
 
 
 def answer(connections: Sequence[Connection], take: Take, stage: Stage) -> None:
-    """The loop of `answer_requests` over open connections, which it closes."""
+    """Answer requests on open connections until they end, and close them."""
     asking, stopped = list(connections), False
     with ExitStack() as closing:
         for opened in asking:
@@ -156,10 +160,10 @@ def answer(connections: Sequence[Connection], take: Take, stage: Stage) -> None:
 
 
 class CaptureRanks:
-    """The capture ranks of one training rank, with the `take` of `online.Capture`; several threads may call it.
+    """A training rank's connections to its capture ranks, with a `take` like that of `online.Capture`. Thread-safe.
 
-    info is that of `online.describe_features`, lengths the tokens of each split's samples. A context manager: at its
-    end the capture ranks are notified, and end too; after an error their connection breaks.
+    info: from `online.describe_features`. lengths: tokens of each split's samples. When its context ends, the capture
+    ranks are told, and end too; after an error their connection breaks.
     """
 
     def __init__(
@@ -181,7 +185,7 @@ class CaptureRanks:
     def connect(
         cls, training: TrainingStage, info: Mapping[str, Any], lengths: Mapping[str, Sequence[int]]
     ) -> CaptureRanks:
-        """Wait until they are ready, and connect."""
+        """Wait until this rank's capture ranks are ready, and connect."""
         rows = training.world_size // training.sp_degree
         capture_ranks = training.whole.world_size - training.world_size
         store = meeting_store(training.whole.rank, training.whole.world_size)
@@ -191,7 +195,7 @@ class CaptureRanks:
         return cls(connections, info, lengths, training.stop)
 
     def take(self, split: str, rows: Sequence[Rows]) -> RowStates:
-        """The states of these rows, dealt over the ranks that capture for this one."""
+        """Capture the states of these rows, dealt over the capture ranks of this rank."""
         lengths = [self._lengths[split][row.index] for row in rows]
         dealt = deal(lengths, len(self._connections))
         features: list[Tensor] = [torch.empty(0)] * len(rows)
@@ -216,7 +220,7 @@ class CaptureRanks:
         return RowStates(torch.cat(features), None if self._hidden is None else torch.cat(final_hidden))
 
     def _received(self, connection: Connection, counts: Sequence[int], width: int) -> Sequence[Tensor]:
-        """[count, width] for each count."""
+        """Receive tensors of [count, width], one for each count."""
         tensor = torch.empty(sum(counts), width, dtype=self._dtype)
         connection.recv_bytes_into(_bytes(tensor))
         return tensor.split(list(counts))
@@ -234,18 +238,18 @@ class CaptureRanks:
 
 
 def _bytes(tensor: Tensor) -> Any:
-    """The memory of a contiguous tensor on the CPU."""
+    """The memory of a contiguous CPU tensor as a buffer."""
     return tensor.flatten().view(torch.uint8).numpy()
 
 
 def _place(number: int) -> str:
-    """The key of the address at which a capture rank, counted from 0, listens."""
+    """The store's key for the address at which a capture rank, counted from 0, listens."""
     return f"capture/{number}"
 
 
 @contextmanager
 def _broken_connections(who: str) -> Iterator[None]:
-    """A connection that breaks becomes an error of torch.distributed, as if a collective had failed."""
+    """Open a context that turns a broken connection into an error of torch.distributed, like a failed collective."""
     try:
         yield
     except (EOFError, OSError) as error:

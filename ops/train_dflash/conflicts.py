@@ -60,8 +60,10 @@ Mistakes = Iterator[tuple[str, str]]
 
 
 def conflicts(config: TrainDflash, forecast: Mapping[str, Any]) -> dict[str, str]:
-    """Features of another target, of other tokens or without what the loss reads; splits without a sample; a mask token
-    that stands in texts; a draft that cannot be made; and every size in which that of a warm start differs.
+    """Conflicts by field between the config and its inputs.
+
+    They are: features of another target, of other tokens or without what the loss reads; splits without samples; a mask
+    token that occurs in texts; an impossible draft; and sizes that differ from a warm start's.
     """
     target: TargetStated | None = forecast["target"]
     tokens: TokensForecast | None = forecast.get("tokens")
@@ -97,7 +99,7 @@ def _origin(
     tokens: TokensForecast | None,
     batches: StepsForecast | None,
 ) -> Mistakes:
-    """Whether features, tokens and plan are of one origin."""
+    """Mistakes if features, tokens and plan do not have the same origin."""
     online = config.capture == "online"
     what = "tokens" if online else "features"
     dealt = identity_of(tokens) if online else getattr(features, "of_tokens", None)
@@ -111,7 +113,7 @@ def _origin(
 
 
 def _captured_from(edge: str, captured: str | None, own: str | None) -> Mistakes:
-    """Two identities of a target or of tokens that should be one; digests are shown where there are any."""
+    """A mistake if two identities of a target, or of tokens, differ; digests are shown if there are any."""
     if not are_different(captured, own):
         return
     theirs, ours = ("of another node", "not that one")
@@ -126,7 +128,7 @@ def _captured_from(edge: str, captured: str | None, own: str | None) -> Mistakes
 
 
 def _captured(target: TargetStated, features: FeaturesForecast) -> Mistakes:
-    """Contradictions between features and target."""
+    """Mistakes for contradictions between features and target."""
     info, of_target = features.info or {}, target.info
     for name, size in (("hidden_size", "hidden_size"), ("num_target_layers", "num_layers")):
         if info.get(name, of_target[size]) != of_target[size]:
@@ -142,7 +144,7 @@ def _captured(target: TargetStated, features: FeaturesForecast) -> Mistakes:
 
 
 def _of_teacher(config: TrainDflash, features: FeaturesForecast | None) -> Mistakes:
-    """Stored features have the states that the target's distribution is computed of."""
+    """A mistake if stored features lack the states that the target's distribution is computed from."""
     if not config.needs_teacher or features is None or features.final_hidden is not False:
         return
     of_kind = needs_teacher(config.loss)
@@ -152,7 +154,7 @@ def _of_teacher(config: TrainDflash, features: FeaturesForecast | None) -> Mista
 
 
 def _splits(config: TrainDflash, features: FeaturesForecast | None, tokens: TokensForecast | None) -> Mistakes:
-    """Samples to train on, and to measure on."""
+    """Mistakes if there are no samples to train on, or to measure on."""
     edge, source = ("tokens", tokens) if config.capture == "online" else ("features", features)
     if source is None:
         return
@@ -173,7 +175,7 @@ def _splits(config: TrainDflash, features: FeaturesForecast | None, tokens: Toke
 def _of_target(
     config: TrainDflash, target: TargetStated, features: FeaturesForecast | None, tokens: TokensForecast | None
 ) -> Mistakes:
-    """The mask token, and lengths within the target's positions."""
+    """Mistakes in the mask token, and in lengths beyond the target's positions."""
     mask = _mask(config, target, features)
     if mask is not None:
         field = "target" if config.mask_token_id is None else MASK
@@ -198,7 +200,7 @@ def _of_target(
 
 
 def _online_layers(config: TrainDflash, target: TargetStated) -> Mistakes:
-    """The layers that a training captures itself."""
+    """Mistakes in the layers that a training captures itself."""
     if config.capture != "online":
         return
     layers, field = target.info["num_layers"], "target_layer_ids"
@@ -215,7 +217,9 @@ def _online_layers(config: TrainDflash, target: TargetStated) -> Mistakes:
 def _shape(
     config: TrainDflash, target: TargetStated, features: FeaturesForecast | None
 ) -> DraftConfig | dict[str, str]:
-    """The draft's shape, or why there is none, by field; its layers are those of the features, or of the training."""
+    """The draft's shape, or the mistakes that prevent it, by field. Layers are those of the features, or of the
+    training.
+    """
     try:
         return expected_shape(config, target.config, features)
     except DraftConfigError as error:
@@ -226,7 +230,7 @@ def _shape(
 
 
 def _named(mistake: str, config: TrainDflash) -> tuple[str, str]:
-    """A mistake of a draft's config by the field of train_dflash: those that are not given are the target's."""
+    """A mistake in a draft's config, with the field of train_dflash that sets it, else the target's."""
     name = mistake.partition(":")[0]
     field = FIELDS.get(name, "algorithm")
     if name == "num_attention_heads" and config.num_heads is None:
@@ -235,7 +239,7 @@ def _named(mistake: str, config: TrainDflash) -> tuple[str, str]:
 
 
 def _mask(config: TrainDflash, target: TargetStated, features: FeaturesForecast | None) -> int | None:
-    """The mask token of the training, where it is known."""
+    """The mask token of the training; None if not known yet."""
     if config.mask_token_id is not None:
         return config.mask_token_id
     found: int | None = target.mask_token_id if features is None or features.info is None else features.info[MASK]
@@ -245,7 +249,7 @@ def _mask(config: TrainDflash, target: TargetStated, features: FeaturesForecast 
 def _warm_start(
     config: TrainDflash, parent: DraftForecast | None, shape: DraftConfig, mask: int | None, layers_known: bool
 ) -> dict[str, str]:
-    """Every size in which the draft of a warm start differs from the draft to be trained, and its mask token."""
+    """Mistakes for sizes and mask token in which a warm start's draft differs from the draft to be trained."""
     if parent is None:
         return {}
     fields = COMPARED if config.rope_theta is None else COMPARED | {"rope_theta": "rope_theta"}

@@ -38,7 +38,7 @@ from ops.train_dflash.step import Stream
 
 @frozen(eq=False)
 class Setup:
-    """The engine, and its streams of micro-batches: of the training split, and of val."""
+    """The engine, and the streams of micro-batches of the splits train and val."""
 
     engine: Engine
     train: Stream
@@ -47,9 +47,9 @@ class Setup:
 
 
 def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None = None) -> Setup:
-    """Everything on this rank's device; a collective. Raises ConfigError for a degree that does not fit.
+    """Set up model, target parts and data streams on this rank's device; a collective.
 
-    take: captures online, unless the features are stored.
+    take: captures online; None for stored features. Raises ConfigError for a degree that does not fit.
     """
     draft = inputs.draft
     check_degree(
@@ -87,8 +87,7 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None 
 
 
 def weights_to_compute_with(model: nn.Module, dtype: torch.dtype) -> Callable[[], AbstractContextManager[None]]:
-    """Context for Engine.computing, in one process: the weights, cast once a step if the masters are wider than
-    `dtype`.
+    """A context for Engine.computing in one process: weights cast once a step, if the masters are wider than `dtype`.
 
     FSDP2 does the same for a sharded model.
     """
@@ -113,7 +112,7 @@ def _stream(config: TrainDflash, inputs: Inputs, split: str, place: Place, take:
 
 
 def _source(reader: Reader, split: str, take: Take | None) -> Callable[[Sequence[Rows]], States]:
-    """Stored features are all present; others are captured when they are requested."""
+    """A function that gives the states of rows: stored features, or features captured on request by `take`."""
     if take is None:
         assert isinstance(reader, FeatureReader)
         return lambda _rows: reader
@@ -149,7 +148,7 @@ def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh
 
 
 def _ranks(place: Place) -> str:
-    """How the processes share the work, as text."""
+    """A text on how the processes share the work."""
     if place.dp_size * place.sp_degree == 1:
         return "one process"
     groups = f"{place.dp_size} group{'s' * (place.dp_size != 1)}"
@@ -157,7 +156,10 @@ def _ranks(place: Place) -> str:
 
 
 def _exchange(config: TrainDflash, stage: Stage, inputs: Inputs, train: Stream, mesh: DeviceMesh | None) -> Exchange:
-    """Chosen by the sizes of the plan's first step, which every rank knows: what is sent grows linearly with them."""
+    """The exchange between SP ranks, chosen by the sizes of the plan's first step, which every rank knows.
+
+    One step suffices, since what is sent grows linearly with the sizes.
+    """
     draft, degree = inputs.draft, train.place.sp_degree
     if mesh is None or degree == 1:
         return Alone()

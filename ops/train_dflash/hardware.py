@@ -21,9 +21,9 @@ ROUNDS = 5
 
 @cache
 def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of this device in a large matrix product: the best of five, measured once per process.
+    """The FLOP/s of this device in a large matrix product: the best of five, measured once per process.
 
-    On a CPU it is that of the threads in use at the first call.
+    On a CPU it is measured with the threads in use at the first call.
     """
     size = SIZES[device.type]
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -39,21 +39,21 @@ def matmul_peak(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes at the highest point so far: of the allocator on a GPU, of the whole process (Linux) on a CPU."""
+    """The peak memory in bytes so far: of the allocator on a GPU, of the whole process (Linux) on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Stopwatch:
-    """Adds up the time that items are waited for, and gives its share of all time."""
+    """Measures the share of time spent waiting for items."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
         self._lap = time.perf_counter()
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
-        """The items, timing the wait for each."""
+        """The items; the wait for each is timed."""
         iterator = iter(items)
         while True:
             started = time.perf_counter()
@@ -66,7 +66,7 @@ class Stopwatch:
             yield item
 
     def share(self) -> float:
-        """Share of the time since the last call of `share` that was spent waiting, 0 to 1; begins a new lap."""
+        """The share of time spent waiting since the last call of `share`, 0 to 1; begins a new lap."""
         now = time.perf_counter()
         share = self._seconds / max(now - self._lap, 1e-9)
         self._seconds, self._lap = 0.0, now

@@ -35,8 +35,9 @@ class Inputs:
     """embed [V, M] and head are the target's, on the rank's device in the config's dtype. steps are those to train,
     `max_steps` applied.
 
-    captured: the content of features.json without the shards, also if the features are captured online, with the mask
-    token of the training.
+    embed, head: the target's, [V, M], on the rank's device in the config's dtype. steps: those to train, at most
+    `max_steps`. captured: the content of features.json without its shards, even if captured online, with the training's
+    mask token.
     """
 
     draft: DraftConfig
@@ -50,7 +51,7 @@ class Inputs:
     tokens: TokenShards | None
 
     def names(self, samples: Sequence[int]) -> list[str]:
-        """Names of samples of the split train for a message: their ids if the node has tokens, else indices."""
+        """The names of train samples for a message: their ids if the node has tokens, else indices."""
         if self.tokens is None:
             return [str(sample) for sample in samples]
         records = TokenReader(self.tokens, "train").records
@@ -84,7 +85,7 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
 
 
 def _statements(stage: Stage) -> dict[str, Any]:
-    """What the inputs hold, by edge."""
+    """The forecasts that describe the stage's real inputs, by edge."""
     target, features, tokens = stage.inputs["target"], stage.inputs.get("features"), stage.inputs.get("tokens")
     parent = stage.inputs.get("warm_start")
     if parent is not None and not (parent.path / CONFIG).is_file():  # `load_weights` reports it
@@ -114,15 +115,15 @@ def _online(config: TrainDflash, stage: Stage) -> _Opened:
 def draft_config(
     config: TrainDflash, target: TargetModel, features: Mapping[str, Any], parent: DraftConfig | None = None
 ) -> DraftConfig:
-    """The draft's config: fields without a value in the op are the target's, or the parent's of a warm start.
+    """The draft's config. Fields that the op does not set are the target's, or those of a warm start's parent.
 
-    `features` is features.json.
+    features: content of features.json.
     """
     return draft_shape(config, text_config(target), target_info(target), features, parent)
 
 
 def _parent(stage: Stage) -> DraftConfig | None:
-    """The config of a warm start's draft. If its files are missing, `load_weights` reports it."""
+    """The config of a warm start's draft, None without one. Missing files are reported by `load_weights`."""
     warm_start = stage.inputs.get("warm_start")
     if warm_start is None or not (warm_start.path / CONFIG).is_file():
         return None

@@ -55,7 +55,7 @@ FIGURES = ("tau", "low", "high", "prompts", "steps", "generated")
 
 @define
 class Measuring:
-    """Measures a training on val. seconds: spent measuring in this attempt, which began at `started`."""
+    """Measures a training on the split val. seconds: spent on it in this attempt, which began at `started`."""
 
     config: TrainDflash
     stage: Stage
@@ -69,14 +69,14 @@ class Measuring:
     def open(
         cls, config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, state: TrainState, lend: Lend | None
     ) -> Measuring:
-        """Raises DataError if the split val has no samples to select by."""
+        """Prepare the measurements. Raises DataError if the split val has no samples to select by."""
         if config.select == "loss" and not _has_anchor(inputs.val):
             raise DataError(NO_VAL["loss"])
         evaluation = ShortEvaluation.open(config, stage, inputs, setup.place.device, lend)
         return cls(config, stage, setup, state, evaluation, time.perf_counter())
 
     def measure(self) -> float | None:
-        """Measures the state, logs it and keeps the row in the state; returns its `selection_metric`.
+        """Measure the current state, log the result, and add its row to the state; returns the `selection_metric`.
 
         Raises DataError if no prompt has a verification step, so that there is no tau to select by.
         """
@@ -101,11 +101,11 @@ class Measuring:
         return selection_metric(self.config.select, row)
 
     def selected(self) -> int:
-        """The step whose weights are exported, once the last one was measured."""
+        """The step whose weights are exported; call it once the last step was measured."""
         return selected_step(self.config.select, self.state.measured, self.state.step)
 
     def log_selected(self, step: int) -> None:
-        """Logs the selected step and its metric, not necessarily the last measured one."""
+        """Log the selected step and its metric, which may not be the last measured one."""
         row = row_of(self.state.measured, step)
         assert row is not None  # the step was selected by it
         values = metrics_of(row)
@@ -116,12 +116,14 @@ class Measuring:
         self.stage.log({f"val/selected_{name}": value for name, value in logged.items()}, self.state.step)
 
     def measurements(self) -> dict[str, float]:
-        """Seconds of this attempt, and those spent measuring."""
+        """The seconds of this attempt, and those spent measuring."""
         seconds = time.perf_counter() - self.started
         return {"seconds": seconds, "measuring_seconds": self.seconds, "measuring_share": self.seconds / seconds}
 
     def weights_of(self, step: int, checkpoints: Checkpoints) -> dict[str, Tensor]:
-        """The weights, or their average, of the last step or of the best one before it, float32; on rank 0 only."""
+        """The weights, or their average, of the last step or of the best one before it, float32; empty except on rank
+        0.
+        """
         if step != self.state.step:
             checkpoints.wait()
             found = saved_weights(self.stage.work_dir, self.state, step) if self.stage.rank == 0 else {}
@@ -136,19 +138,19 @@ class Measuring:
         return weights
 
     def _tally(self) -> Tensor | None:
-        """Tally of the split val; None if the features have no such split, or no anchor in it."""
+        """The tally of the split val; None if the features have no such split, or no anchor in it."""
         if not len(self.setup.val.reader):
             return None
         tally = measure(self.setup.engine, self.setup.val, self.config.buffer_batches)
         return tally if tally[WEIGHT] else None
 
     def _averaged(self) -> AbstractContextManager[None]:
-        """Opens a context in which the model has the moving average's weights, if there is one."""
+        """Open a context in which the model has the moving average's weights, if there is one."""
         return nullcontext() if self.state.ema is None else self.state.ema.swapped()
 
 
 def _has_anchor(reader: Labels) -> bool:
-    """Whether some sample of a split has a place for one."""
+    """Whether any sample of a split has a place for an anchor."""
     masks = (reader.labels(sample)[1] for sample in range(len(reader)))
     return any(len(draw_anchors(mask_S, 1, seed=0, epoch=0, sample=0)) for mask_S in masks)
 
@@ -156,7 +158,10 @@ def _has_anchor(reader: Labels) -> bool:
 def measured_row(
     step: int, tally: Tensor | None, taus: Mapping[str, Mapping[str, Any]] | None, found: Sequence[str]
 ) -> Row:
-    """The row of a step. tally: of the val split; taus: see ShortEvaluation; found: the algorithm's metrics."""
+    """The row of measurements at a step. tally: of the val split. taus: see ShortEvaluation.
+
+    found: names of the algorithm's metrics.
+    """
     row: Row = {"step": step}
     if tally is not None:
         loss = mean_loss(tally)
@@ -172,7 +177,7 @@ def measured_row(
 
 
 def metrics_of(row: Row) -> dict[str, float]:
-    """A row by its metric names in MLflow; figures without a value are omitted."""
+    """The metrics in a row under their names in MLflow; missing values are omitted."""
     values = {f"val/{name}": row[name] for name in ("loss", "accuracy", "expected_tau") if name in row}
     values |= {f"val/{name}": value for name, value in row.get("found", {}).items()}
     for category, tau in row.get("tau", {}).items():
@@ -181,7 +186,7 @@ def metrics_of(row: Row) -> dict[str, float]:
 
 
 def row_of(rows: Sequence[Row], step: int) -> Row | None:
-    """The measurements after a step."""
+    """The row of measurements at a step; None if it was not measured."""
     return next((row for row in rows if row["step"] == step), None)
 
 
@@ -195,7 +200,9 @@ def selection_metric(select: str, row: Row) -> float | None:
 
 
 def selected_step(select: str, rows: Sequence[Row], last: int) -> int:
-    """The step whose weights are exported, the earlier of two equal ones; `last` without a selection."""
+    """The step whose weights are exported: the best by `select`, the earlier of equal ones; `last` without
+    a selection.
+    """
     best, least = last, math.inf
     for row in rows:
         value = selection_metric(select, row)
@@ -206,7 +213,7 @@ def selected_step(select: str, rows: Sequence[Row], last: int) -> int:
 
 @frozen(eq=False)
 class ShortEvaluation:
-    """The prompts in batches, the target, and the draft's copy; every rank makes one."""
+    """Measures tau during training: the prompts in batches, the target, and the draft's copy; every rank has one."""
 
     batches: Sequence[Sequence[TokenSample]]
     lend: Lend
@@ -219,12 +226,10 @@ class ShortEvaluation:
     def open(
         cls, config: TrainDflash, stage: Stage, inputs: Inputs, device: torch.device, lend: Lend | None
     ) -> ShortEvaluation | None:
-        """Prepares the evaluation of prompts of val.
+        """Prepare the evaluation of val prompts; None if the config requests none or the split is empty.
 
-        None if the config requests none, or if the split is empty (`conflicts` refuses to select by it).
-
-        lend: of an already loaded target; otherwise it is loaded here, in the dtype of the capture. Raises DataError
-        for images that the target cannot read. It does so too for prompts whose answers could exceed the positions of
+        lend: gives a target that is already loaded; otherwise it is loaded here, in the capture's dtype. Raises
+        DataError for images that the target cannot read, and for prompts whose answers could exceed the positions of
         target or draft.
         """
         if not config.measures_tau:
@@ -252,9 +257,9 @@ class ShortEvaluation:
         )
 
     def measure(self, model: nn.Module) -> dict[str, dict[str, Any]]:
-        """tau of the model's current weights, over all prompts under "all", and by category; a collective.
+        """Measure tau of the model's current weights, over all prompts under "all", and by category; a collective.
 
-        Each with its 95 % interval, prompts, steps and generated tokens, as in the report of `evaluate`.
+        Each has its 95 % interval, prompts, steps and generated tokens, as in the report of `evaluate`.
         """
         self._copy(model)
         own = range(self.rank, len(self.batches), self.world_size)
@@ -273,7 +278,7 @@ class ShortEvaluation:
 
     @torch.no_grad()
     def _copy(self, model: nn.Module) -> None:
-        """Copies the weights, gathered if they are sharded."""
+        """Copy the model's weights into the draft, gathered if they are sharded."""
         reshard(model)
         own = dict(self.draft.named_parameters())
         for name, parameter in model.named_parameters():
@@ -281,5 +286,5 @@ class ShortEvaluation:
 
 
 def _always(target: Target) -> Lend:
-    """A target without other users."""
+    """A function that lends a target which has no other users."""
     return lambda: nullcontext(target)

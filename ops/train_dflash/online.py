@@ -37,7 +37,7 @@ SETTING = "capture_dtype of train_dflash"
 
 
 def describe_features(config: TrainDflash, tokens: TokenShards, target: TargetModel) -> dict[str, Any]:
-    """The features.json of the features that this training captures, without the shards.
+    """The content of features.json for features captured by this training, without the shards.
 
     Raises ConfigError for layers that the target does not have.
     """
@@ -50,7 +50,7 @@ def describe_features(config: TrainDflash, tokens: TokenShards, target: TargetMo
 
 
 class OnlineReader:
-    """The samples of one split like a FeatureReader, but without features."""
+    """The samples of one split with the interface of FeatureReader, but without features."""
 
     def __init__(self, tokens: TokenShards, split: str, info: Mapping[str, Any]) -> None:
         self.info = info
@@ -62,14 +62,16 @@ class OnlineReader:
         return len(self.lengths)
 
     def labels(self, index: int) -> tuple[Tensor, Tensor]:
-        """input_ids int64 [S] and loss_mask bool [S] of a sample."""
+        """The input_ids int64 [S] and loss_mask bool [S] of a sample."""
         return self._reader.labels(index)
 
 
 @frozen(eq=False)
 class RowStates:
-    """The states of some samples one after the other: features [R, F] of the requested rows, and final_hidden [L, M] of
-    all their tokens, or None. On the device that computed them, or on the CPU if another rank did.
+    """The states of several samples, in order: features [R, F] of the requested rows, final_hidden [L, M] of all
+    tokens.
+
+    final_hidden may be None. They are on the device that computed them, or on the CPU if another rank did.
     """
 
     features: Tensor
@@ -77,7 +79,7 @@ class RowStates:
 
 
 class Capture:
-    """Captures on this rank what `info` describes (see `describe_features`).
+    """Captures features on this rank, as described by `info` (see `describe_features`).
 
     Several threads may call `take`; one forward pass runs at a time. `lend` grants exclusive use of the target.
     """
@@ -99,12 +101,14 @@ class Capture:
 
     @contextmanager
     def lend(self) -> Iterator[Target]:
-        """Opens a context in which nothing is captured: a concurrent forward pass would record its inputs too."""
+        """Open a context that lends the target while nothing is captured: a capture would record foreign forward
+        passes.
+        """
         with self._one_at_a_time:
             yield self._target
 
     def take(self, split: str, rows: Sequence[Rows]) -> RowStates:
-        """The states of these rows. Raises DataError for some that are not finite."""
+        """Capture the states of these rows. Raises DataError for states that are not finite."""
         reader, layer_ids, kept = self._readers[split], self._info["target_layer_ids"], self._info["final_hidden"]
         hidden_size, dtype = self._info["hidden_size"], getattr(torch, self._info["dtype"])
         lengths = [reader.records[row.index]["tokens"] for row in rows]
@@ -132,7 +136,7 @@ class Capture:
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Context in which torch's current GPU is this one. In a new thread it is the first one, whatever the rank's is."""
+    """A context in which torch's current GPU is `device`. In a new thread it would be the first GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -146,7 +150,7 @@ class CapturedStates:
 
     @classmethod
     def cut(cls, states: RowStates, rows: Sequence[Rows], lengths: Sequence[int]) -> CapturedStates:
-        """Cuts states into those of each row. lengths: the tokens of each row's sample."""
+        """Cut states into those of each row. lengths: the tokens of each row's sample."""
         captured = cls(states.features.shape[1])
         parts = states.features.split([row.last - row.first for row in rows])
         captured._features = {row.index: (row.first, part) for row, part in zip(rows, parts, strict=True)}
@@ -168,16 +172,16 @@ Take = Callable[[str, Sequence[Rows]], RowStates]
 
 @frozen(eq=False)
 class OnlineSource:
-    """Captures the rows that a micro-batch needs of one split, with `Capture.take` or that of other ranks."""
+    """Captures the rows of one split that a micro-batch needs, by `Capture.take` or by other ranks."""
 
     take: Take
     reader: OnlineReader
     split: str
 
     def states(self, rows: Sequence[Rows]) -> CapturedStates:
-        """The states of these rows.
+        """Capture the states of these rows.
 
-        Without `final_hidden`, only samples with a row are run; with it all of them are, because the blocks of a
+        Without `final_hidden`, only samples with a row are run. With it all of them are, because the blocks of a
         sequence-parallel rank come from all samples.
         """
         wanted = [row for row in rows if row.first < row.last or self.reader.info["final_hidden"]]

@@ -31,7 +31,7 @@ SHARE = validators.and_(validators.ge(0), validators.lt(1))
 
 
 def _sliding_layers(instance: Any, _attribute: object, layers: tuple[int, ...]) -> None:
-    """The layers exist."""
+    """A validator: the layers must exist in the draft."""
     num_layers = getattr(instance, "num_layers", None)  # missing if its own value is wrong
     outside = [layer for layer in layers if layer < 0 or (num_layers is not None and layer >= num_layers)]
     if outside:
@@ -48,7 +48,7 @@ def _kv_heads(instance: Any, _attribute: object, kv_heads: int | None) -> None:
 
 
 def _phases(instance: Any, _attribute: object, _ratio: float) -> None:
-    """Warm-up and decay of "wsd" do not overlap."""
+    """A validator: warm-up and decay of "wsd" must not overlap."""
     ratios = [getattr(instance, name, 0.0) for name in ("warmup_ratio", "decay_ratio")]
     if getattr(instance, "schedule", "") == "wsd" and sum(ratios) > 1:
         raise ValueError(f"warmup_ratio = {ratios[0]} and decay_ratio = {ratios[1]} overlap: their sum must be <= 1")
@@ -77,7 +77,7 @@ TAU_ONLY = (
 
 
 def _select(instance: Any, _attribute: object, select: str) -> None:
-    """The metric to select by is measured."""
+    """A validator: the metric to select by must be measured."""
     if select == "last":
         return
     lacks = []
@@ -109,7 +109,7 @@ def _known_algorithm(_instance: Any, _attribute: object, name: str) -> None:
 
 
 def _own_table(instance: Any, _attribute: object, table: Mapping[str, Any] | None) -> None:
-    """The fields of an algorithm of the user's, each of its type; no other algorithm has such a table."""
+    """A validator of `own`: the fields of a user's algorithm, with their types; other algorithms have no such table."""
     algorithm: str = getattr(instance, "algorithm", "")  # missing if its own value is wrong
     if algorithm in CONFIGS and table is not None:
         raise Clash(f"'own' is the table of an algorithm of your own, and \"{algorithm}\" is none", ["algorithm"])
@@ -127,7 +127,7 @@ def _own_table(instance: Any, _attribute: object, table: Mapping[str, Any] | Non
 
 
 def _sizes_mistake(algorithm: str, terms: Terms) -> str:
-    """Why the config's class does not take what the table gives it."""
+    """A text on why an algorithm's config class rejects the sizes of its table; "" if it accepts them."""
     place = f"{own_algorithms()[algorithm] / 'config.py'}: {type(terms).__name__}.sizes"
     try:
         algorithm_class(algorithm)(**terms.sizes())
@@ -375,7 +375,7 @@ class TrainDflash:
 
     @property
     def terms(self) -> Terms | None:
-        """The chosen algorithm's table; plain DFlash has none."""
+        """The chosen algorithm's table; None for plain DFlash."""
         if self.algorithm not in CONFIGS:
             return _own_terms(self.algorithm, self.own)
         chosen: Terms | None = getattr(self, self.algorithm, None)
@@ -383,7 +383,7 @@ class TrainDflash:
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether the loss reads the target's distribution, which its final hidden states give."""
+        """Whether the loss needs the target's distribution, computed from its final hidden states."""
         return needs_teacher(self.loss, self.terms)
 
     def chosen_code(self) -> tuple[str, ...]:
@@ -395,7 +395,7 @@ class TrainDflash:
 
     @staticmethod
     def launch_mistakes(values: Mapping[str, Any], launch: Mapping[str, Any]) -> dict[str, str]:
-        """Some ranks must be left to train, in whole groups of sp_degree."""
+        """Mistakes between config and launch: ranks must be left to train, in whole groups of sp_degree."""
         captures, ranks = values.get("capture_ranks", 0), launch.get("nproc", 1)
         left, sp_degree = ranks - captures, launch.get("sp_degree", 1)
         if captures and launch.get("hosts", 1) > 1:

@@ -40,7 +40,10 @@ threads = threads_of_drafting
 
 
 def smoke(config: TrainDflash, samples: int) -> dict[str, Any]:
-    """A few steps with a checkpoint between them; measured only at the end, if the full run is measured."""
+    """Fields for a smoke run: a few steps with a checkpoint between them.
+
+    It is measured only at the end, if the full run is measured.
+    """
     return {
         "max_steps": min(config.max_steps or STEPS, STEPS),
         "checkpoint_every": min(config.checkpoint_every, STEPS // 2),
@@ -49,7 +52,7 @@ def smoke(config: TrainDflash, samples: int) -> dict[str, Any]:
 
 
 def estimate(config: TrainDflash, context: PlanContext) -> Estimate:
-    """A rank that trains, with the target if it captures for itself."""
+    """Estimate the needs of a training rank, including the target if it captures for itself."""
     launch, target = context.launch, context.inputs["target"]
     made = DraftForecast.read(context.artifact, context.identity) if context.artifact is not None else None
     if target is None:
@@ -89,11 +92,11 @@ def estimate(config: TrainDflash, context: PlanContext) -> Estimate:
 
 
 def training_memory(config: TrainDflash, shape: DraftConfig, ranks: int) -> dict[str, int]:
-    """Bytes that one rank holds between steps, without what a pass keeps.
+    """The bytes that one rank holds between steps, by part, without what a pass keeps.
 
-    Over several ranks FSDP2 shards masters, moments and average, while the weights of a step are gathered whole in the
-    compute dtype and its gradients are kept whole until they are reduced. One process holds a copy in that dtype if it
-    is narrower than the masters.
+    Over several ranks, FSDP2 shards masters, moments and average. The weights of a step are gathered whole in the
+    compute dtype, and its gradients kept whole until they are reduced. One process holds a copy in that dtype if it is
+    narrower than the masters.
     """
     parameters, optimizer, size = draft_parameters(shape), _moments(config), ITEM_SIZES[config.dtype]
     return {
@@ -107,13 +110,14 @@ def training_memory(config: TrainDflash, shape: DraftConfig, ranks: int) -> dict
 
 
 def _moments(config: TrainDflash) -> int:
-    """Moments of a weight that the optimizer keeps."""
+    """The number of moments that the optimizer keeps for a weight."""
     return 2 if config.optimizer == "adamw" else 1
 
 
 def _disk(config: TrainDflash, shape: DraftConfig) -> dict[str, int]:
-    """Checkpoints have masters, moments and average; the last ones, the best, and the one being written, if the
-    training has as many.
+    """The bytes on disk, by part: the draft, and the checkpoints with masters, moments and average.
+
+    Checkpoints are the last ones, the best, and the one being written, if the training has so many.
     """
     parameters = draft_parameters(shape) * MASTER
     states = 1 + _moments(config) + (config.ema_decay is not None)
@@ -134,7 +138,7 @@ def _most_checkpoints(config: TrainDflash) -> int:
 def _not_stored(
     config: TrainDflash, target: TargetForecast, tokens: TokensForecast | None, layers: int, free: int
 ) -> str:
-    """Size of the features that online capture does not store."""
+    """A note on the size of the features that online capture does not store."""
     per_token = feature_bytes(target.sizes, layers + config.needs_teacher, config.capture_dtype)
     count = tokens.count(("train", "val")) if tokens is not None else None
     if count is None:
@@ -146,7 +150,7 @@ def _not_stored(
 
 
 def _growth(config: TrainDflash, context: PlanContext) -> Growth | None:
-    """A step of a few samples is not a full one, so steps are weighed by their tokens."""
+    """The growth from trial to full run; steps are weighted by their tokens, since a step of few samples is smaller."""
     trial = context.trial
     plan: StepsForecast | None = context.inputs["batches"]
     if trial is None or plan is None or plan.steps is None:
@@ -162,9 +166,9 @@ def _growth(config: TrainDflash, context: PlanContext) -> Growth | None:
 
 
 def _measuring(config: TrainDflash, inputs: Mapping[str, Any], steps: float) -> float:
-    """How many times longer all measurements of the val split take than those of the trial.
+    """The ratio of the time for all val measurements in the full run to that in the trial.
 
-    That of the loss, which grows with the split, or of tau, which stops at `eval_prompts`: the larger of the two.
+    Loss measurements grow with the split, tau measurements stop at `eval_prompts`; the larger ratio counts.
     """
     given, counted = first_counted(inputs["features"], inputs["tokens"]), first_counted(inputs["tokens"])
     if given is None:
@@ -185,7 +189,7 @@ TRIAL = "ops.lib.drafts.own_trial"  # not imported: it loads torch
 
 
 def missing_here(config: TrainDflash) -> dict[str, str]:
-    """What goes wrong first where another process makes a draft of an own algorithm, and calls its functions."""
+    """The first mistake in trying a user's algorithm in another process, by field; empty for other algorithms."""
     folder = own_algorithms().get(config.algorithm)
     if folder is None:
         return {}

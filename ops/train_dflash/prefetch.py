@@ -24,11 +24,10 @@ class _End:
 
 
 class Prefetch(Generic[Item]):
-    """The items of an iterable, in order; at most `depth` wait for the consumer, while one more may be made.
+    """An iterator that makes items ahead in a thread, in order; at most `depth` wait, while one more may be made.
 
-    None is made while those that wait have more than AHEAD_BYTES; size: the bytes of an item. An error of the iterable
-    is raised to the consumer at its place, and by every call after it. `close` ends the thread; the object is a context
-    manager that does so.
+    No item is made while the waiting ones have more than AHEAD_BYTES; size: the bytes of an item. An error of the
+    iterable is raised at its place, and by every later call. `close`, or leaving the context, ends the thread.
     """
 
     def __init__(self, items: Iterable[Item], depth: int = 2, size: Callable[[Item], int] = lambda _item: 0) -> None:
@@ -80,7 +79,7 @@ class Prefetch(Generic[Item]):
             self._changed.notify_all()
 
     def _put(self, item: Item) -> bool:
-        """Returns when another item may be made; False if the consumer has closed."""
+        """Add an item, and wait until another may be made; False if the consumer has closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._ready) < self._depth)
             self._ready.append(item)

@@ -78,8 +78,10 @@ def write_result(
 
 
 def window(history: Tensor, val_tokens: int) -> int:
-    """The number of last steps whose means stand beside figures of the split val: those of the last part of the
-    training, at most FINAL_STEPS, and more until they have as many tokens as val. In earlier steps the draft was worse.
+    """The number of last steps whose means are shown beside figures of the split val.
+
+    They are the last part of the training, at most FINAL_STEPS, but at least as many tokens as val has. In earlier
+    steps the draft was worse.
     """
     tokens = history[:, TALLY + TOKENS].flip(0).cumsum(0)
     as_many = int((tokens < val_tokens).sum()) + 1
@@ -87,7 +89,7 @@ def window(history: Tensor, val_tokens: int) -> int:
 
 
 def identity(config: TrainDflash, stage: Stage, inputs: Inputs) -> dict[str, Any]:
-    """The identity of a checkpoint: the config without neutral fields, the inputs and the draft's shape."""
+    """The facts that a checkpoint must match: the config without neutral fields, the inputs and the draft's shape."""
     return {
         "config": key_fields(config),
         "inputs": {name: artifact.digest for name, artifact in stage.inputs.items() if artifact is not None},
@@ -103,7 +105,7 @@ def key_fields(config: TrainDflash) -> dict[str, Any]:
 
 
 def loss_figure(losses: Sequence[float]) -> Figure:
-    """Loss of every step."""
+    """A figure of the loss of every step."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(range(1, len(losses) + 1), losses, linewidth=0.8)
@@ -112,7 +114,7 @@ def loss_figure(losses: Sequence[float]) -> Figure:
 
 
 def accuracy_figure(train: Sequence[float], val: Sequence[float] | None) -> Figure:
-    """Accuracy of slots 1..K-1 over the last steps and, if measured, on the val split."""
+    """A figure of the accuracy of slots 1..K-1 over the last steps and, if measured, on the val split."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     slots = range(1, len(train) + 1)
@@ -125,7 +127,10 @@ def accuracy_figure(train: Sequence[float], val: Sequence[float] | None) -> Figu
 
 
 def tau_figure(taus: Sequence[tuple[int, Mapping[str, Any]]], selected: int, block_size: int) -> Figure:
-    """tau on the split val after steps, and the step whose weights are exported; one prompt has no interval."""
+    """A figure of tau on the split val over the steps, with the step whose weights are exported.
+
+    A single prompt has no interval.
+    """
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     spread = [(step, tau["low"], tau["high"]) for step, tau in taus if tau["low"] is not None]

@@ -82,7 +82,7 @@ def _train(config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, lend
 
 @contextmanager
 def _capturing(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Iterator[tuple[Take | None, Lend | None]]:
-    """Opens the source of this rank's online features, which lends its target; None for stored features."""
+    """Open this rank's source of online features, and the way to lend its target; None, None for stored features."""
     if config.capture == "stored":
         yield None, None
         return
@@ -153,7 +153,7 @@ class _Training:
         return len(self.inputs.steps)
 
     def run(self) -> None:
-        """Runs the remaining steps."""
+        """Train all remaining steps."""
         planned = self.inputs.steps[self.state.step :]
         steps = self.setup.train.steps(planned, self.config.seed or 0)
         with Prefetch(steps, self.config.buffer_batches, Prepared.size) as prepared:
@@ -170,10 +170,10 @@ class _Training:
                 self.report()
 
     def one_step(self, stream: Iterator[Prepared]) -> None:
-        """Forward, backward and update over one global step; its row goes into the history.
+        """Train one global step: forward, backward and update; its row goes into the history.
 
-        A step without a weighted slot, or with a loss or gradient that is not finite, updates nothing. The device is
-        read once: tally and norm together, which decide about the update.
+        Nothing is updated without a weighted slot, or with a loss or gradient that is not finite. The device is read
+        once, tally and norm together, which decide about the update.
         """
         step, state, config = self.state.step, self.state, self.config
         state.optimizer.zero_grad(set_to_none=True)
@@ -205,7 +205,7 @@ class _Training:
         state.history.append(torch.cat((torch.tensor([rate, norm], dtype=torch.float64), tally)))
 
     def report(self) -> None:
-        """Logs, measures and saves after a step, if due."""
+        """Log, measure and save after a step, each if it is due."""
         step, total, config = self.state.step, self.total, self.config
         if step % config.log_every == 0 or step == total:
             self._log(self.state.history[(step - 1) // config.log_every * config.log_every :])
@@ -242,7 +242,7 @@ class _Training:
         write_json(self.stage.out_dir / "measurements.json", measurements)
 
     def _log(self, rows: list[Tensor]) -> None:
-        """The rows since the last multiple of log_every; speeds are those of this attempt since its last log."""
+        """Log the rows since the last multiple of log_every; speeds are those of this attempt since its last log."""
         tally = torch.stack(rows)[:, TALLY:].sum(0)
         now = time.perf_counter()
         recent = torch.stack(self.state.history[self.logged_step :])[:, TALLY:].sum(0)

@@ -38,14 +38,12 @@ def draft_shape(
     features: Mapping[str, Any],
     parent: DraftConfig | None = None,
 ) -> DraftConfig:
-    """Config of the draft that is trained, of the sizes that the config and the target give.
+    """The config of the draft to be trained, with sizes from the op's config and the target.
 
-    `text`: the language model's part of the target's config.json; `info`: target.json; `features`: features.json.
-
-    parent: of a warm start, whose draft keeps what no field decides. Otherwise whole heads are rotated, whatever the
-    target does: the reference class and speculators' converter silently misread a smaller share.
-
-    Raises ConfigError for values that do not fit.
+    text: the language model's part of the target's config.json. info: target.json. features: features.json. parent: the
+    draft of a warm start, which decides whatever no field sets. Without it whole heads are rotated, even if the
+    target's are not: the reference class and speculators' converter silently misread a smaller share. Raises
+    ConfigError for values that do not fit.
     """
     heads = text["num_attention_heads"]
     if config.intermediate_size is None and not text.get("intermediate_size"):
@@ -84,8 +82,9 @@ def draft_shape(
 
 
 def expected_shape(config: TrainDflash, target: Mapping[str, Any], features: FeaturesForecast | None) -> DraftConfig:
-    """The draft's shape but for its mask token; of layers that are not known only the number is right. target: its
-    config.json. Raises ConfigError as `draft_shape`.
+    """The draft's shape, except its mask token; of unknown layers only the number is right.
+
+    target: its config.json. Raises ConfigError as `draft_shape`.
     """
     if config.capture == "online":
         return forecast_shape(config, target, len(config.target_layer_ids or ()) or config.capture_layers)
@@ -98,7 +97,7 @@ def expected_shape(config: TrainDflash, target: Mapping[str, Any], features: Fea
 def forecast_shape(
     config: TrainDflash, target: Mapping[str, Any], num_layers: int, layer_ids: tuple[int, ...] | None = None
 ) -> DraftConfig:
-    """The draft's shape by only the target's config.json and the captured layers, or their number if that is all.
+    """The draft's shape by the target's config.json and the captured layers, or only their number.
 
     The mask token is 0 unless the op sets it: it affects no size. Raises ConfigError as `draft_shape`.
     """
@@ -131,7 +130,7 @@ def _layer_types(config: TrainDflash) -> tuple[str, ...]:
 
 
 def _mask_token_id(config: TrainDflash, of_target: int | None, text: Mapping[str, Any], info: Mapping[str, Any]) -> int:
-    """The op's own mask token, else the one that the features have of the target."""
+    """The op's own mask token, else the target's as the features record it. Raises ConfigError if there is none."""
     mask_token_id = of_target if config.mask_token_id is None else config.mask_token_id
     if mask_token_id is None:
         raise ConfigError("the features have no mask token: set mask_token_id of train_dflash")

@@ -42,8 +42,8 @@ CONTEXT_KV, BLOCKS = "context_kv", "forward_blocks"  # the methods of DraftModel
 def shard_model(model: DraftModel, flat: DeviceMesh, dtype: torch.dtype | None = None) -> None:
     """Shard the draft over all ranks with FSDP2, after `compile_layers`; gradients are averaged over all ranks.
 
-    dtype: of the computation. If it is narrower than the weights, which keep their dtype, they are cast before they are
-    gathered; gradients are accumulated over passes and reduced in the dtype of the weights.
+    dtype: of the computation. If it is narrower than the weights, which keep their dtype, weights are cast before they
+    are gathered. Gradients are accumulated over passes, and reduced, in the weights' dtype.
     """
     masters = next(model.parameters()).dtype
     narrow = dtype is not None and dtype.itemsize < masters.itemsize
@@ -85,7 +85,7 @@ def _gather_ahead(model: DraftModel, parts: list[nn.Module]) -> None:
 
 
 def _with_attentions(model: DraftModel) -> Callable[..., ContextKV]:
-    """context_kv after gathering the attentions, which it uses without calling them as modules."""
+    """The function context_kv preceded by gathering the attentions, which it uses without calling them as modules."""
     context_kv = model.context_kv
 
     @wraps(context_kv)
@@ -98,7 +98,9 @@ def _with_attentions(model: DraftModel) -> Callable[..., ContextKV]:
 
 
 def _with_heads(model: DraftModel) -> Callable[..., Tensor]:
-    """forward_blocks, and then the heads gathered: the loss that follows uses them without calling them as modules."""
+    """The function forward_blocks followed by gathering the heads, which the loss uses without calling them
+    as modules.
+    """
     forward_blocks = model.forward_blocks
 
     @wraps(forward_blocks)

@@ -21,7 +21,7 @@ NOT_REACHED = "in no step before max_steps"
 
 
 def report(folder: Path) -> Sequence[Section]:
-    """The samples, the training, and the last measurements; the verdicts."""
+    """The report sections of a training: samples, facts, last measurements, and verdicts."""
     training = read_json(folder / "training.json")
     measured = {**(training.get("final_metrics") or {}), **(training.get("val_metrics") or {})}
     anchorless = training["samples_without_anchor"]
@@ -35,7 +35,7 @@ def report(folder: Path) -> Sequence[Section]:
 
 
 def compare(artifacts: Sequence[Compared]) -> Sequence[Section]:
-    """What the drafts cost, and what their algorithms measured on val."""
+    """The report sections that compare drafts: their costs, and their algorithms' metrics on val."""
     found = [(variant, [_costs(folder) for folder in variant.folders]) for variant in variants(artifacts)]
     metrics = dict.fromkeys(name for _, costs in found for cost in costs for name in cost.val)
     steps = [[cost.step for cost in costs if cost.step is not None] for _, costs in found]
@@ -74,9 +74,9 @@ def compare(artifacts: Sequence[Compared]) -> Sequence[Section]:
 
 @frozen
 class _Costs:
-    """Size and cost of a draft.
+    """The size and cost of a draft.
 
-    added: parameters beside plain DFlash. step: seconds. val: the metrics of the algorithm, and the accuracy.
+    added: parameters beyond plain DFlash's. step: seconds. val: the algorithm's metrics, and the accuracy.
     """
 
     parameters: int
@@ -106,7 +106,7 @@ def _window(training: Mapping[str, Any]) -> str:
 
 
 def train_account(training: Mapping[str, Any]) -> Account:
-    """The samples of the train split that were in a step."""
+    """The account of the train split's samples that were in a step."""
     samples = training["samples"]
     seen = training.get("samples_seen", samples)
     return Account(came_in=samples, kept={"train": seen}, dropped={NOT_REACHED: samples - seen}, splits=("train",))

@@ -27,23 +27,24 @@ class Event(Protocol):
     """The end of a copy: torch.cuda.Event, or a test's substitute."""
 
     def synchronize(self) -> None:
-        """Return when the copy is done."""
+        """Wait until the copy is done."""
 
     def wait(self) -> None:
-        """Let the calling thread's current stream wait for it."""
+        """Let the calling thread's current stream wait for the copy."""
 
 
 @frozen(eq=False)
 class Sent:
-    """uint8 [size] on the device, and the end of the copy that fills it; None if it is filled."""
+    """Device memory, uint8 [size], and the event that ends the copy into it; None if it is already filled."""
 
     memory: Tensor
     copied: Event | None = None
 
     def arrive(self) -> None:
-        """The computing thread calls this before it uses the memory; its stream waits, the thread does not.
+        """Let the current stream wait for the copy; the computing thread calls this before it uses the memory.
 
-        The memory belongs to the stream of the copy; recording the computing stream keeps it until that has used it.
+        The thread itself does not wait. The memory belongs to the copying stream; recording the computing stream keeps
+        it until that has used it.
         """
         if self.copied is not None:
             self.copied.wait()
@@ -52,14 +53,14 @@ class Sent:
 
 
 class Transfer(Protocol):
-    """Brings bytes to a device; for one thread at a time."""
+    """An interface that brings bytes to a device; for one thread at a time."""
 
     def send(self, size: int, write: Write) -> Sent: ...
 
 
 @frozen
 class Direct:
-    """New memory for every call: the device's own on a CPU; elsewhere copied on the caller's stream."""
+    """Sends bytes through new memory for every call; to a GPU they are copied on the caller's stream."""
 
     device: torch.device
 
@@ -79,8 +80,8 @@ class _Buffer:
 class Staged:
     """Sends bytes to the device through host buffers that are used in turn.
 
-    allocate: returns uint8 [size] on the host; room: the same on the device. copy: starts the copy of host bytes to
-    device memory of that size, behind the copies before it; returns its end. piece: bytes of a buffer at most.
+    allocate: returns uint8 [size] on the host. room: the same on the device. copy: starts a copy from host to device
+    memory of equal size, after earlier copies, and returns its end event. piece: the most bytes of a buffer.
     """
 
     allocate: Callable[[int], Tensor]
@@ -111,7 +112,7 @@ class Staged:
 
 
 def transfer_to(device: torch.device) -> Transfer:
-    """The transfer that keeps the device busy: on a separate stream on a GPU."""
+    """The fastest transfer to a device: on a separate stream for a GPU."""
     if device.type != "cuda":
         return Direct(device)
     side = _SideStream(device)
@@ -130,8 +131,9 @@ class _SideStream:
         self._stream = torch.cuda.Stream(device)
 
     def room(self, size: int) -> Tensor:
-        """Memory on the device, uint8 [size]. In a new thread the current GPU is the first one; the stream sets its own
-        device.
+        """Allocate device memory, uint8 [size], on the stream's own device.
+
+        In a new thread, the current GPU would be the first one.
         """
         with torch.cuda.stream(self._stream):
             return torch.empty(size, dtype=torch.uint8, device=self._device)

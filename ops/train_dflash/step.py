@@ -49,9 +49,9 @@ VAL_SEED, VAL_EPOCH = 0, -1
 class Prepared:
     """A micro-batch of a global step on this rank.
 
-    batch: None if no sample of the whole step, on any rank, has a weighted slot; sent: the transfer of its bytes.
-    denominator: of the loss, over the global step. weight and anchors: its own denominator, and its blocks with a
-    weighted slot. tokens, anchorless and flops count the whole global step, only in its first micro-batch on rank 0.
+    batch: None if no sample of the whole step, on any rank, has a weighted slot. sent: the transfer of its bytes.
+    denominator: of the loss, over the global step. weight, anchors: its own denominator, and its blocks with a weighted
+    slot. tokens, anchorless, flops: of the whole global step, given only in the first micro-batch on rank 0.
     """
 
     batch: MicroBatch | None
@@ -65,14 +65,14 @@ class Prepared:
     last: bool
 
     def size(self) -> int:
-        """Bytes of its features and of the target's final states."""
+        """The bytes of its features and of the target's final states."""
         if self.batch is None:
             return 0
         teacher_UM = self.batch.teacher_UM
         return self.batch.features_tF.nbytes + (0 if teacher_UM is None else teacher_UM.nbytes)
 
     def arrived(self) -> MicroBatch | None:
-        """The batch, for the thread that computes."""
+        """The batch, ready for the computing thread; None for none."""
         if self.sent is not None:
             self.sent.arrive()
         return self.batch
@@ -80,10 +80,10 @@ class Prepared:
 
 @frozen(eq=False)
 class Stream:
-    """Makes the micro-batches of planned steps for one rank; it does not use weights or communicate.
+    """A stream of micro-batches of planned steps for one rank; it uses no weights, and does not communicate.
 
-    reader: the samples of the split; states: returns the features of a micro-batch's rows, when it is prepared.
-    transfer: moves it to the device; not shared, because two streams may be read at the same time.
+    reader: the samples of the split. states: returns the features of a micro-batch's rows when it is prepared.
+    transfer: moves it to the device; each stream has its own, as two streams may be read at the same time.
     """
 
     reader: Labels
@@ -98,23 +98,25 @@ class Stream:
     transfer: Transfer
 
     def steps(self, planned: Iterable[PlannedStep], seed: int) -> Iterator[Prepared]:
-        """The micro-batches of the steps, one step after the other; every step has at least one."""
+        """The micro-batches of the steps, in order; every step has at least one."""
         for step in planned:
             yield from self._step(step, seed)
 
     def split(self) -> Iterator[Prepared]:
-        """The micro-batches of all samples, as one step; the anchors are the same in every measurement and run."""
+        """The micro-batches of all samples, as one step; its anchors are equal in every measurement and run."""
         return self.steps([PlannedStep(VAL_EPOCH, tuple(range(len(self.reader))))], VAL_SEED)
 
     def drawn(self, step: PlannedStep, seed: int) -> list[Drawn]:
-        """All samples of a step with their anchors."""
+        """All samples of a step, with their anchors."""
         return [
             draw(self.reader, index, self.weights_K, self.num_anchors, seed=seed, epoch=step.epoch)
             for index in step.samples
         ]
 
     def batches(self, drawn: Sequence[Drawn], dp_rank: int) -> list[list[Drawn]]:
-        """A step's micro-batches on the ranks of dp_rank: samples dealt by cost, those without an anchor left out."""
+        """The micro-batches of a step on the ranks of dp_rank: samples dealt by cost, without those that have no
+        anchor.
+        """
         with_anchor = [sample for sample in drawn if len(sample.anchors_A)]
         own = [
             with_anchor[place] for place in deal([self._cost(one) for one in with_anchor], self.place.dp_size)[dp_rank]
@@ -154,7 +156,7 @@ class Stream:
         return idle_batch(self.draft.block_size, self.reader.width, self.place, teacher=teacher)
 
     def _cost(self, sample: Drawn) -> float:
-        """FLOPs of a sample's step; 0 where it has no anchor."""
+        """The FLOPs of a sample's step; 0 if it has no anchor."""
         if not len(sample.anchors_A):
             return 0.0
         return step_flops(
@@ -168,9 +170,9 @@ class Stream:
 
 
 def train_step(engine: Engine, prepared: Iterator[Prepared], world_size: int) -> Tensor:
-    """Take one step's micro-batches from the stream and add their gradients, averaged over the ranks.
+    """Take one step's micro-batches from the stream, and add their gradients, averaged over the ranks.
 
-    Returns the global tally on the device, without waiting for it; if its weight is zero, there are no gradients.
+    Returns the global tally on the device, without waiting for it. If its weight is zero, there are no gradients.
     """
     tally = _Tally.new(engine)
     rank_group.hold_gradients(engine.model)
@@ -188,7 +190,9 @@ def train_step(engine: Engine, prepared: Iterator[Prepared], world_size: int) ->
 
 
 def measure(engine: Engine, stream: Stream, ahead: int) -> Tensor:
-    """The global tally over all samples of a split, without gradients; at most `ahead` micro-batches wait."""
+    """Measure the global tally over all samples of a split, without gradients. ahead: the most
+    micro-batches that wait.
+    """
     tally = _Tally.new(engine)
     with engine.computing(), Prefetch(stream.split(), ahead, Prepared.size) as prepared:
         for item in prepared:
@@ -200,7 +204,9 @@ def measure(engine: Engine, stream: Stream, ahead: int) -> Tensor:
 
 @frozen(eq=False)
 class _Tally:
-    """Counts of this rank: those known on the host, and those that the device computes. metrics: the algorithm's."""
+    """The counts of this rank: known on the host, and found by the device. metrics: names of the
+    algorithm's metrics.
+    """
 
     known: Tensor
     found: Tensor
@@ -225,5 +231,5 @@ class _Tally:
             count_slots(self.found, slots)
 
     def summed(self) -> Tensor:
-        """The sum over all ranks, on the device."""
+        """The sum of the counts over all ranks, on the device."""
         return rank_group.summed(self.found + self.known.to(self.found.device, non_blocking=True))

@@ -20,7 +20,7 @@ NO_SPLIT = "raise val_fraction of ingest, and capture the split val too"
 
 
 def verdicts(training: Mapping[str, Any]) -> Iterator[Section]:
-    """Sections of verdicts on a training. training: training.json."""
+    """The verdict sections of a training. training: training.json."""
     yield Section("length of training", _length(training))
     yield Section("overfitting", _gap(training))
     yield Section("data", _data(training))
@@ -37,18 +37,18 @@ def skipped_steps(training: Mapping[str, Any]) -> SkippedSteps:
 
 
 def exported_metrics(training: Mapping[str, Any]) -> Mapping[str, float] | None:
-    """train/... metrics of the steps before the exported weights; of the last steps if there is no other record."""
+    """The train/... metrics of the steps before the exported weights; of the last steps without another record."""
     return training.get("selected_metrics") or training.get("final_metrics")
 
 
 def exported_window(training: Mapping[str, Any]) -> str:
-    """The steps that `exported_metrics` are means of."""
+    """A phrase for the steps whose means `exported_metrics` are."""
     steps = training.get("selected_steps")
     return "in training" if steps is None else f"in the last {steps} steps of training"
 
 
 def is_short(steps: float) -> bool:
-    """Whether so few steps cannot show where a loss is heading: measurements would be too close to each other."""
+    """Whether there are too few steps to show where a loss is heading: measurements would lie too close together."""
     return steps < 2 * LEAST_BETWEEN
 
 
@@ -57,7 +57,7 @@ def is_before_last_part(step: float, last: float) -> bool:
 
 
 def _length(training: Mapping[str, Any]) -> Finding:
-    """Whether the loss on val still fell in the last part, or has risen since it was lowest."""
+    """A finding on whether the val loss was still falling at the end, or has risen since its lowest value."""
     steps = training["steps"]
     curve = [(row["step"], row["loss"]) for row in training.get("measured", ()) if row.get("loss") is not None]
     early = [(step, loss) for step, loss in curve if is_before_last_part(step, steps)]

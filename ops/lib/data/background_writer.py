@@ -8,10 +8,10 @@ from types import TracebackType
 
 
 class BackgroundWriter:
-    """Runs one write at a time in a thread, so that at most one result waits in memory.
+    """A thread that writes files one at a time, so that at most one result waits in memory.
 
-    A failed write is raised by the next call. A context manager: at its end everything is on disk; if it ends with an
-    error, a failed write is printed too.
+    A failed write is raised by the next call. Leaving the context waits until everything is on disk; if it ends with an
+    error, a failed write is printed as well.
     """
 
     def __init__(self, thread: str) -> None:
@@ -25,7 +25,7 @@ class BackgroundWriter:
         self._pending, self._name = self._pool.submit(write, *arguments), name
 
     def wait(self) -> None:
-        """Return when everything is on disk."""
+        """Wait until everything is on disk. Raises the error of a failed write."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()

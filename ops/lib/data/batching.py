@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 def batches_by_length(lengths: Sequence[int], batch_tokens: int, filled: int | None = None) -> list[list[int]]:
-    """Indices in batches of similar length whose padded size stays within `batch_tokens` (one sample at least).
+    """Batches of sample indices with similar lengths, whose padded size is at most `batch_tokens` (or one sample).
 
-    Once a batch has `filled` tokens, only samples of its last one's length are added, so that they need no padding:
-    padding needs a mask, which rules out the fastest attention kernels on a GPU. None fills batches to the end.
+    filled: a batch with so many tokens only takes further samples of its last length, which need no padding. Padding
+    needs a mask, which excludes the fastest attention kernels on a GPU. None fills batches to the end.
     """
     batches: list[list[int]] = []
     last = 0
@@ -28,12 +28,12 @@ def batches_by_length(lengths: Sequence[int], batch_tokens: int, filled: int | N
 
 
 def padded_length(length: int, pad_multiple: int) -> int:
-    """The length rounded up to a multiple."""
+    """The length rounded up to a multiple of pad_multiple."""
     return -(-length // pad_multiple) * pad_multiple
 
 
 def spread(values: Sequence[T], count: int) -> list[T]:
-    """`count` of the values, all of them if there are fewer, at even distances."""
+    """`count` of the values at even distances; all of them if there are fewer."""
     count = min(count, len(values))
     return [values[number * len(values) // count] for number in range(count)]
 

@@ -17,10 +17,10 @@ ATTENTION = ("_attn_implementation", "attn_implementation")
 
 
 def check_code(directory: Path, trust_remote_code: bool) -> None:
-    """Raises DataError for a target, or a draft, that would bring code from elsewhere or without trust.
+    """Check that a target or draft brings no untrusted code, and none from elsewhere. Raises DataError.
 
-    SGLang runs what auto_map of a config.json names also without trust, where it does not know the architecture. And
-    with trust, transformers fetches code and kernels from any repository that a config names.
+    For an unknown architecture, SGLang runs the code that auto_map in config.json names even without trust. With trust,
+    transformers fetches code and kernels from any repository that a config names.
     """
     check_reads(directory)
     config = read_settings(directory / "config.json")
@@ -45,7 +45,7 @@ def check_code(directory: Path, trust_remote_code: bool) -> None:
 
 
 def check_no_adapter(directory: Path) -> None:
-    """Raises DataError for an adapter (LoRA): it names its base model itself, which transformers would fetch."""
+    """Refuse a LoRA adapter: it names a base model, which transformers would download. Raises DataError."""
     if not (directory / ADAPTER).exists():
         return
     base = read_settings(directory / ADAPTER).get("base_model_name_or_path")
@@ -58,7 +58,7 @@ def check_no_adapter(directory: Path) -> None:
 
 
 def check_link(file: Path, directory: Path) -> None:
-    """Raises DataError for a link out of a checkpoint: a stranger's could bring a private file along.
+    """Refuse a link that leads out of a checkpoint, as a stranger's could copy a private file. Raises DataError.
 
     Weights may lie anywhere, since no private file can be read as safetensors. Hugging Face's cache has its files in
     blobs/, beside snapshots/<revision>/.
@@ -74,8 +74,9 @@ def check_link(file: Path, directory: Path) -> None:
 
 
 def check_reads(directory: Path) -> None:
-    """Raises DataError where libraries that load the directory would read a text file from outside: by a link, or by a
-    path in a tokenizer's JSON, which transformers prefers to the files that it finds.
+    """Check that no text file of a model directory leads out of it when it is loaded. Raises DataError.
+
+    It might do so by a link, or by a path in a tokenizer's JSON, which transformers prefers to files that it finds.
     """
     for file in sorted(directory.rglob("*")):
         if file.suffix in READ or file.is_dir():
@@ -88,14 +89,14 @@ def check_reads(directory: Path) -> None:
 
 
 def _paths(key: str, value: Any) -> Sequence[Any]:
-    """What a member of a tokenizer's JSON may name files by."""
+    """The values in a member of a tokenizer's JSON that may name files."""
     if key == "init_inputs" and isinstance(value, list):
         return value
     return [value] if key.endswith("_file") else []
 
 
 def _is_outside(path: str, directory: Path) -> bool:
-    """Whether it names something that exists and is not in the directory."""
+    """Whether a path names an existing file or folder outside the directory."""
     try:
         found = Path(path).resolve()
         return found.exists() and not found.is_relative_to(directory.resolve())
@@ -104,8 +105,9 @@ def _is_outside(path: str, directory: Path) -> bool:
 
 
 def check_places(directory: Path) -> None:
-    """Raises DataError where a config of a checkpoint or a processor names code of another repository, which
-    transformers would download and run.
+    """Check that no config in a directory names code of another repository, which transformers would run.
+
+    Raises DataError.
     """
     for file in sorted({file for pattern in NAMING_CODE for file in directory.glob(pattern)}):
         elsewhere = [each for _, each in _places(read_settings(file).get("auto_map")) if _is_elsewhere(each, directory)]
@@ -122,7 +124,9 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def _places(auto_map: Any) -> Iterator[tuple[str, str]]:
-    """(what for, module and class) of an auto_map; that of a tokenizer may be a list of two, for slow and fast."""
+    """Pairs of a class's role and its "module.class" in an auto_map. A tokenizer may list two, the slow and
+    the fast.
+    """
     members = auto_map.items() if isinstance(auto_map, Mapping) else [("AutoTokenizer", auto_map)] if auto_map else ()
     for name, places in members:
         for place in places if isinstance(places, list) else [places]:

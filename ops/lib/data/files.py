@@ -31,16 +31,16 @@ DEEPEST = 50  # levels of these files, which have about five
 
 
 def write_json(path: Path, data: object) -> None:
-    """Indented UTF-8 JSON with sorted keys and a last newline; written atomically.
+    """Write indented UTF-8 JSON with sorted keys, atomically.
 
-    Raises ValueError for nan and infinities, which JSON lacks: use None for a missing number.
+    Raises ValueError for NaN and infinities, which JSON lacks: use None for a missing number.
     """
     text = json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
     replace_file(path, (text + "\n").encode(), durable=True)
 
 
 def shown_json(value: Any) -> str:
-    """A value for a message, shortened: it may be large, or nested too deeply for `repr`."""
+    """A value as short text for a message; the value may be large, or nested too deeply for `repr`."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 100
     return short.repr(value)
@@ -54,7 +54,7 @@ def read_text(path: Path) -> str:
 
 
 def check_size(path: Path) -> None:
-    """Raises DataError for what is no regular file, or has more than LARGEST_JSON bytes. Nothing is read of it."""
+    """Check that a file is a regular one with at most LARGEST_JSON bytes, without reading it. Raises DataError."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path}: is no regular file; replace it by one")
@@ -70,10 +70,10 @@ def read_json(path: Path) -> Any:
 
 
 def artifact_file(folder: Path, name: object) -> Path:
-    """The file of an artifact that its JSON names, for whoever opens it: only this function joins such names.
+    """The path of a file of an artifact, from a name in the artifact's JSON. All such names must pass this function.
 
-    Raises DataError for what is not the plain name of a regular file in the folder: the artifact may come from somebody
-    else, and could name a private file, or one without end.
+    Raises DataError unless it is the plain name of a regular file in the folder. The artifact may come from somebody
+    else, and could name a private file or an endless device.
     """
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
         raise DataError(f"{folder}: {shown_json(name)} is no plain name of a file of this artifact; verify the store")
@@ -105,8 +105,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_json_files(folder: Path) -> None:
-    """Raises DataError for a file of a checkpoint that libraries would read whole and that is too large or no regular
-    file, and for one that is no JSON object, or nested so deeply that they may fail.
+    """Check a checkpoint's text and JSON files before libraries read them. Raises DataError.
+
+    It refuses files that are too large or not regular, and JSON files that hold no object or are nested too deeply.
     """
     for path in sorted({path for pattern in TEXTS_OF_CHECKPOINTS for path in folder.glob(pattern)}):
         if path.exists():  # a broken link is as good as none
@@ -121,18 +122,18 @@ def check_json_files(folder: Path) -> None:
 
 
 def json_line(value: object) -> str:
-    """One line of a JSONL file, with its newline. Raises ValueError as `write_json`."""
+    """The value as a line of a JSONL file, with its newline. Raises ValueError as `write_json` does."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_jsonl(path: Path, rows: Iterable[object]) -> None:
-    """One compact object with sorted keys a line."""
+    """Write rows to a JSONL file: one compact JSON object with sorted keys in each line."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(json_line(row) for row in rows)
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of an artifact's JSONL file; only a newline ends a line, not Unicode's other separators.
+    """Read the objects of an artifact's JSONL file. Only a newline ends a line, not Unicode's other separators.
 
     Raises DataError, with the line, for anything else: the artifact may come from somebody else.
     """
@@ -145,7 +146,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link, or a copy if the file system has none. For files that are never changed again."""
+    """Make a hard link, or a copy if the file system has no links. For files that are never changed again."""
     try:
         os.link(source, target)
     except OSError:

@@ -27,7 +27,7 @@ class PackWriter:
         self._offset = 0
 
     def add(self, encoded: bytes) -> dict[str, object]:
-        """The reference of an image; writes it unless the same bytes are already stored."""
+        """Store an encoded image, unless the same bytes are stored already, and return the reference to it."""
         digest = hashlib.sha256(encoded).digest()
         if digest not in self._places:
             if self._offset and self._offset + len(encoded) > self.pack_bytes:
@@ -45,9 +45,9 @@ def _pack_name(number: int) -> str:
 
 
 def read_packed(folder: Path, reference: Mapping[str, object]) -> bytes:
-    """The encoded image of a reference.
+    """The encoded image to which a reference points.
 
-    Raises DataError for another file than a pack of the folder, and for bytes that are not those of the reference.
+    Raises DataError where its pack is not a file of the folder, or the bytes do not match the reference.
     """
     pack = artifact_file(folder, reference["pack"])
     offset, size = reference["offset"], reference["size"]
@@ -65,6 +65,6 @@ def read_packed(folder: Path, reference: Mapping[str, object]) -> bytes:
 
 
 def link_packs(folder: Path, target: Path) -> None:
-    """The packs of a folder in another one too."""
+    """Hard-link or copy the image packs of a folder into another folder."""
     for pack in sorted(folder.glob("images-*.bin")):
         link_or_copy(artifact_file(folder, pack.name), target / pack.name)

@@ -21,25 +21,26 @@ TOO_DEEP = "broken JSON: nested too deeply"
 
 
 def bounded_lines(path: Path, longest: int) -> Iterator[tuple[int, bytes]]:
-    """The lines of a file, with their numbers from 1. Of one with more than `longest` bytes, only the beginning comes,
-    which is a byte longer; its reader has to stop there.
+    """The lines of a file, numbered from 1. Of a line with more than `longest` bytes only longest + 1 bytes come.
+
+    A reader must stop at such a line.
     """
     with path.open("rb") as file:
         yield from enumerate(iter(partial(file.readline, longest + 1), b""), start=1)
 
 
 def json_kind(value: Any) -> str:
-    """What a value is in JSON; the name of its type for one that only tables have, such as bytes."""
+    """The JSON name of a value's type; for types that JSON lacks, such as bytes, Python's name."""
     return KINDS.get(type(value), type(value).__name__)
 
 
 def what_is_broken(error: json.JSONDecodeError) -> str:
-    """The error's own words, some of which end where it would add the place: "Unterminated string starting at"."""
+    """The message of a JSON error, without a last "at" or "starting at", after which a place would follow."""
     return error.msg.removesuffix(" at").removesuffix(" starting")
 
 
 def parse_line(line: bytes) -> tuple[Any, str]:
-    """The value of a line, or the mistake in it."""
+    """The value of a JSON line and "", or None and the mistake in it."""
     try:
         return json.loads(line.decode("utf-8")), ""
     except UnicodeDecodeError as error:

@@ -40,7 +40,7 @@ Function = Callable[[Any, Any], Any]
 
 
 class Exhausted(DataError):
-    """An item needs more than it may have. place: its index among the items of the call."""
+    """An error: an item needs more time or memory than allowed. place: the item's index in the call."""
 
     def __init__(self, message: str, place: int) -> None:
         super().__init__(message)
@@ -49,16 +49,16 @@ class Exhausted(DataError):
 
 @frozen
 class Reply:
-    """What the function returned for an item, and the seconds of its CPU time that are left."""
+    """The function's result for an item, and the seconds of its CPU time that are left."""
 
     result: Any
     left: float
 
 
 class LimitedProcess:
-    """Calls function(shared, item) for items; all are plain values of JSON.
+    """A process that calls function(shared, item) for items; all are plain JSON values.
 
-    function: of a module, which the process imports. seconds: of CPU time for each item.
+    function: defined in a module, which the process imports. seconds: CPU time allowed for each item.
     """
 
     def __init__(self, function: Function, seconds: float = SECONDS) -> None:
@@ -72,9 +72,9 @@ class LimitedProcess:
             self._running()
 
     def map(self, shared: Any, items: Sequence[Any], seconds: Sequence[float] | None = None) -> list[Reply]:
-        """function(shared, item) of each item. seconds: what is left for each after earlier calls; default: all.
+        """function(shared, item) for each item, computed in the process. seconds: the time left for each; default: all.
 
-        Raises Exhausted for the first one that needs too much.
+        Raises Exhausted for the first item that needs too much time or memory.
         """
         request = _line([shared, items, seconds or [self._seconds] * len(items)])
         with self._lock:
@@ -98,7 +98,7 @@ class LimitedProcess:
         return replies
 
     def _running(self) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
-        """The process, its input and its output."""
+        """The running process with its input and output; started here if there is none."""
         process = self._process
         is_new = process is None
         if process is None:
@@ -127,7 +127,7 @@ class LimitedProcess:
 
 @cache
 def limited(function: Function, seconds: float = SECONDS) -> LimitedProcess:
-    """The process of this function, which everything in this process shares."""
+    """The process of this function; all threads of this process share it."""
     return LimitedProcess(function, seconds)
 
 
@@ -148,10 +148,10 @@ def _line(value: Any) -> bytes:
 
 @contextmanager
 def memory_limit(additional: int) -> Iterator[None]:
-    """Limits the memory of this process while the context is open.
+    """Open a context that limits the memory of this process.
 
-    Beyond the address space that it has and `additional` bytes, it gets MemoryError. The kernel limits the whole
-    process, so use it only where no other thread works. That one could get the error.
+    Beyond its present address space and `additional` bytes, MemoryError is raised. The kernel limits the whole process,
+    so use it only where no other thread works, which could get the error.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if not STATM.is_file():  # not Linux
@@ -168,7 +168,7 @@ def memory_limit(additional: int) -> Iterator[None]:
 
 
 def main() -> None:
-    """The side of the process."""
+    """The main function of the limited process: answers requests until its input ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the stage decides when it stops
     signal.signal(signal.SIGPROF, signal.SIG_DFL)

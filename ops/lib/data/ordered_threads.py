@@ -15,15 +15,15 @@ AHEAD = 2  # items waiting for each worker, so that none is idle while a shard i
 
 
 def available_cores() -> int:
-    """Cores that this process may use; all of the machine if the system has no such set."""
+    """The number of cores that this process may use; all of the machine where the system does not restrict them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
-    """work(item) for each item. An error is raised at its item's turn; later items are finished or dropped.
+    """work(item) of each item, in order, computed in several threads. An error is raised when its item's turn comes.
 
-    Threads, not processes: decoding, resizing and tokenising run outside Python's lock, a process would take seconds to
-    start, and pixels would have to be sent back.
+    Threads suffice, since decoding, resizing and tokenising run outside Python's lock. A process would need seconds to
+    start, and would have to send pixels back.
     """
     if workers == 1:
         yield from map(work, items)

@@ -19,18 +19,18 @@ OF_SOCKS = ("socks5", "socks5h")  # for which httpx needs the library socksio
 
 @frozen
 class Proxy:
-    """Proxy that the environment names. variable: the environment's variable that names it."""
+    """A proxy that the environment sets. variable: the environment variable's name."""
 
     variable: str
     url: str
 
     def __str__(self) -> str:
-        """Address of the proxy without a user's name and password, and its variable."""
+        """The proxy's address without user name and password, and its variable."""
         return f"{urlsplit(self.url).netloc.rpartition('@')[2]} ({self.variable})"
 
     @property
     def mistake(self) -> str | None:
-        """Why httpx cannot use it; None if it can."""
+        """A text on why httpx cannot use the proxy; None if it can."""
         scheme = urlsplit(self.url).scheme
         if scheme in ("http", "https") or (scheme in OF_SOCKS and find_spec("socksio")):
             return None
@@ -42,7 +42,7 @@ class Proxy:
 
 
 def proxies() -> dict[str, Proxy]:
-    """Scheme of the request, or "all" -> proxy. As everywhere, the variable in lower case comes first."""
+    """The proxies of the environment by scheme of the request, or "all"; lower-case variables take precedence."""
     found = {}
     for scheme in SCHEMES:
         for variable in (f"{scheme}_proxy", f"{scheme}_proxy".upper()):
@@ -53,7 +53,7 @@ def proxies() -> dict[str, Proxy]:
 
 
 def proxy_of(address: str) -> Proxy | None:
-    """The proxy for requests to a URL: none for this machine, nor for hosts in no_proxy."""
+    """The proxy for requests to a URL; None for this machine, and for hosts in no_proxy."""
     parts = urlsplit(address)
     host = parts.hostname or ""
     if is_local(host) or urllib.request.proxy_bypass(host):
@@ -63,7 +63,7 @@ def proxy_of(address: str) -> Proxy | None:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host is this machine by its name: nothing is looked up."""
+    """Whether a host's name or address means this machine, without a look-up."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -73,7 +73,7 @@ def is_local(host: str) -> bool:
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_arguments: Any) -> None:
-        """Returns None, so that a redirect is an HTTPError."""
+        """Return None, so that a redirect is raised as HTTPError."""
 
 
 # Requests to a server that dflow started: by no proxy, and no redirect.

@@ -28,7 +28,9 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins for a spreads
 
 @frozen
 class Loss:
-    """More than MOST_LOST of what a node had. of: what was lost; text: how much, and why; remedy: what to do."""
+    """A loss of more than the share MOST_LOST of a node's samples or answers. of: what was lost. text: how much and
+    why.
+    """
 
     of: Literal["samples", "answers"]
     text: str
@@ -40,7 +42,7 @@ class Loss:
 
 
 def losses_of(summary: Mapping[str, Any]) -> list[Loss]:
-    """The losses in a summary.json; of one that names none, as older ones, those that its counts show."""
+    """The losses that a summary.json names; for an older one, those that follow from its counts."""
     named = summary.get("losses")
     if isinstance(named, list):
         texts = [[str(each.get(key)) for key in ("text", "remedy")] for each in named if isinstance(each, Mapping)]
@@ -53,7 +55,7 @@ def losses_of(summary: Mapping[str, Any]) -> list[Loss]:
 
 
 def _dropped_samples(dropped: Counter[str], total: int, remedies: Mapping[str, str]) -> list[Loss]:
-    """The loss of samples that were dropped for their own fault, of `total` that were read; empty for a small one."""
+    """The loss of samples dropped for their own faults, out of `total` samples read; empty for a small loss."""
     total -= sum(dropped[reason] for reason in NO_LOSS)
     reasons = [(reason, count) for reason, count in dropped.items() if reason not in NO_LOSS]
     lost = sum(count for _, count in reasons)
@@ -73,7 +75,7 @@ def _dropped_samples(dropped: Counter[str], total: int, remedies: Mapping[str, s
 
 
 class Unusable(Exception):
-    """A sample has to be dropped. reason: one of a small set; detail: specific to this sample."""
+    """An error: a sample has to be dropped. reason: one of a small set. detail: specific to this sample."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -83,7 +85,7 @@ class Unusable(Exception):
 
 @contextmanager
 def of_sample(sample_id: str) -> Iterator[None]:
-    """Names the sample in a DataError from within."""
+    """Open a context that adds the sample's id to a DataError raised inside."""
     try:
         yield
     except DataError as error:
@@ -95,14 +97,14 @@ def shown_id(sample_id: str) -> str:
 
 
 def summary_splits(artifact: Path) -> dict[str, int] | None:
-    """Samples by split, as a Tally counted them; None for an artifact without such a summary."""
+    """The number of samples in each split, as a Tally wrote it; None for an artifact without such a summary."""
     file = artifact / "summary.json"
     splits = read_object(file).get("splits") if file.is_file() else None
     return splits if isinstance(splits, dict) else None
 
 
 def source_splits(artifact: Path) -> dict[str, int] | None:
-    """Samples of the whole source by split, as `ingest` counts them with max_samples; None for any other artifact."""
+    """The samples of the whole source by split, as `ingest` counts them with max_samples; None without that count."""
     file = artifact / "source.json"
     if not file.is_file():
         return None
@@ -113,11 +115,10 @@ def source_splits(artifact: Path) -> dict[str, int] | None:
 
 
 class Tally:
-    """Counts samples, and writes dropped ones to dropped.csv immediately: id, reason, detail.
+    """Counts samples, and writes each dropped one to dropped.csv at once: id, reason, detail.
 
-    A text that a spreadsheet would take for a formula is written with an apostrophe before it. `group` names the
-    metrics (`ingest/kept`). The file exists, with its header, even if nothing was dropped. remedies: what to do about
-    samples that are dropped for a reason.
+    A text that a spreadsheet would read as a formula gets a leading apostrophe. The file always exists, with its
+    header. group: prefix of the metrics (`ingest/kept`). remedies: what to do about samples dropped for a reason.
     """
 
     def __init__(self, stage: Stage, group: str, remedies: Mapping[str, str] | None = None) -> None:
@@ -134,7 +135,7 @@ class Tally:
         self._table.write_text("id,reason,detail\n", encoding="utf-8")
 
     def keep(self, split: str, *, is_read: bool = True) -> None:
-        """Counts a kept sample of a split. is_read: False for a sample that only passes through."""
+        """Count a kept sample of a split. is_read: False for a sample that only passes through."""
         self.splits[split] += 1
         self._unread += not is_read
 
@@ -146,9 +147,9 @@ class Tally:
             )
 
     def drop(self, reason: str, sample_id: str, detail: str = "") -> None:
-        """Counts a dropped sample and writes it to dropped.csv.
+        """Count a dropped sample, and write it to dropped.csv.
 
-        `reason` is counted, so use few different ones; `detail` describes this sample.
+        reason: counted, so use few different ones. detail: describes this sample.
         """
         self.dropped[reason] += 1
         shown = shown_id(sample_id)
@@ -160,10 +161,10 @@ class Tally:
             self._shown.append(f'  sample "{shown}": {reason}{why}')
 
     def finish(self, max_dropped: int | None) -> None:
-        """Writes summary.json and logs the counts; warns of a loss of more than MOST_LOST.
+        """Write summary.json and log the counts; warn if more than the share MOST_LOST is lost.
 
-        Raises DataError with the reasons if nothing is left, or if more than max_dropped samples were dropped
-        for their own fault.
+        Raises DataError with the reasons if no sample is left, or more than max_dropped were dropped for their own
+        fault.
         """
         kept, dropped = sum(self.splits.values()), sum(self.dropped.values())
         at_fault = dropped - self.dropped[NOT_TAKEN]
@@ -190,7 +191,7 @@ class Tally:
         self._stage.log(figures, step=0)
 
     def _report(self) -> None:
-        """Logs what a user should know before later nodes run."""
+        """Log the facts that a user should know before later nodes run."""
         counts = ", ".join(f"{split} {self.splits[split]}" for split in SPLITS)
         self._stage.info(f"kept {counts}")
         for line in self.reasons().splitlines():
@@ -207,13 +208,13 @@ class Tally:
                 self._stage.info(f'the split "{split}" is empty; {why}')
 
     def account(self) -> str:
-        """The reasons, the first samples with their details, and the file that lists all."""
+        """The account of dropped samples as text: reasons, first samples with details, and the file that lists all."""
         if not self.dropped:
             return ""
         return "\n".join([self.reasons(), "the first of them:", *self._shown, f"all of them: {self._table}"])
 
     def reasons(self) -> str:
-        """One line per reason with its count and the first sample, the most frequent reason first."""
+        """The reasons for dropped samples, one a line with its count and first sample, the most frequent first."""
         lines = (
             f'  {count:6d}  {reason} (first: sample "{self._first[reason]}")'
             for reason, count in sorted(self.dropped.items(), key=lambda item: (-item[1], item[0]))

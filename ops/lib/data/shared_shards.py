@@ -34,13 +34,15 @@ RANGE = re.compile(r"(\d{8})-(\d{8})")
 
 @define(eq=False)
 class SharedShards:
-    """One worker's view of the shards of its stage. `_claims`: the newest known claim of a name and its owner."""
+    """One worker's view of the shards that the workers of a stage share. _claims: name -> newest claim and
+    its owner.
+    """
 
     stage: Stage
     _claims: dict[str, tuple[int, int]] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        """Report for work, and remove what a worker of this number left unfinished in an earlier attempt."""
+        """Register this worker, and remove files that a worker of its number left unfinished in an earlier attempt."""
         for file in self.stage.work_dir.glob("*.partial-*"):
             number = int(file.name.rpartition("-")[2])
             if number == self.stage.worker or number >= self.stage.workers:
@@ -48,10 +50,10 @@ class SharedShards:
         (self.stage.shared_dir / f"worker-{self.stage.worker}").touch()
 
     def claimed(self, stream: Callable[[], Iterable[T]], path: Callable[[T], Path]) -> Iterator[T | None]:
-        """The items of the stream that this worker is to make, until the files of all of them are published.
+        """The items of the stream that this worker has to make, until the files of all items are published.
 
-        path(item): its file in stage.work_dir. None: no item is free now, and another worker, or this one in the
-        background, has not published all of its own; ask again later.
+        path(item): its file in stage.work_dir. None is yielded while no item is free, but other items are still being
+        made by other workers or in the background; ask again later.
         """
         while True:
             seen = []
@@ -69,7 +71,7 @@ class SharedShards:
                 return
 
     def write_artifact(self, write: Callable[[], None]) -> None:
-        """Call `write` in one worker, with an empty out_dir; in the others wait until it is done.
+        """Call `write` in only one worker, with an empty out_dir; the other workers wait until it is done.
 
         Raises StopRequested while waiting.
         """
@@ -83,11 +85,13 @@ class SharedShards:
             pause(self.stage.stop_requested)
 
     def give(self, name: str, value: object) -> None:
-        """Leave a JSON value for the worker that writes the artifact."""
+        """Store a JSON value for the worker that writes the artifact."""
         write_json(self.stage.shared_dir / f"{name}-{self.stage.worker}.json", value)
 
     def given(self, name: str) -> list[Any]:
-        """What the workers gave, in the order of their numbers; waits for those that work and are not lost."""
+        """The values that all workers gave under a name, in the order of their numbers; waits for all that are not
+        lost.
+        """
         while True:
             lost = self.stage.lost_workers()
             found = _names(self.stage.shared_dir)
@@ -103,7 +107,7 @@ class SharedShards:
         return [read_json(self.stage.shared_dir / each) for each in names if each in found]
 
     def _claim(self, name: str) -> bool:
-        """Whether the claim is this worker's from now on; False if it has it already."""
+        """Claim a name for this worker. Returns False if another worker has it, or this one already claimed it."""
         claim, owner = self._claims.get(name, (-1, None))
         while owner is None or owner in self.stage.lost_workers():
             claim += 1
@@ -127,13 +131,15 @@ class SharedShards:
         return self._claims[name][1] in self.stage.lost_workers()
 
     def _unpublished(self, files: Sequence[Path]) -> list[Path]:
-        """Files not published yet, by a listing. NFS remembers for a while that a single file did not exist."""
+        """The files that are not published yet, found by a listing: NFS may report a new file as missing
+        for a while.
+        """
         found = _names(self.stage.work_dir) if files else set()
         return [file for file in files if file.name not in found]
 
 
 def waited(items: Iterable[T | None], stop_requested: Callable[[], bool]) -> Iterator[T]:
-    """The items without the Nones of `claimed`, at each of which it pauses. Raises StopRequested."""
+    """The items of `claimed` without its Nones, at each of which it waits a moment. Raises StopRequested."""
     for item in items:
         if item is None:
             pause(stop_requested)
@@ -142,19 +148,19 @@ def waited(items: Iterable[T | None], stop_requested: Callable[[], bool]) -> Ite
 
 
 def pause(stop_requested: Callable[[], bool]) -> None:
-    """Wait for other workers for a moment. Raises StopRequested."""
+    """Wait briefly for other workers. Raises StopRequested."""
     if stop_requested():
         raise StopRequested("stopped while waiting for other workers; finished shards are kept")
     time.sleep(POLL_S)
 
 
 def partial_path(path: Path, worker: int) -> Path:
-    """Path to which a worker writes a shard before it is published."""
+    """The path to which a worker writes a shard before it is published."""
     return path.with_suffix(f".partial-{worker}")
 
 
 def publish(partial: Path, path: Path) -> None:
-    """Flush a written file to disk and give it its name; if another one has that name already, drop it."""
+    """Sync a finished file to disk, and rename it to its final name; it is dropped if that name already exists."""
     sync(partial)
     try:
         os.link(partial, path)

@@ -28,10 +28,10 @@ OFFSETS = {
 
 @frozen(eq=False)
 class TokenSample:
-    """One sample; a text-only one has R = I = 0.
+    """One tokenised sample; R pixel rows and I images are 0 for text only.
 
     input_ids int64 [S]; loss_mask bool [S]; pixel_values float32 [R, patch_dim]; image_grid_thw int64 [I, 3];
-    prompt_tokens: number of tokens of the prompt to answer, generation prompt included.
+    prompt_tokens: length of the prompt to answer, including the generation prompt.
     """
 
     id: str
@@ -83,7 +83,7 @@ class TokenReader:
         return parts["input_ids"].to(torch.int64), parts["loss_mask"].to(torch.bool)
 
     def _shard(self, shard: Path) -> tuple[Any, dict[str, Tensor]]:
-        """An open shard and its offsets."""
+        """An open shard and its offsets, opened on first use."""
         if shard not in self._files:
             self._files[shard] = safe_open(shard, framework="pt")
             self._offsets[shard] = stored_offsets(self._files[shard])
@@ -122,7 +122,9 @@ def _stored_parts(tensors: Any, offsets: Mapping[str, Tensor], row: int, names: 
 def write_token_shard(
     file: Path, samples: Sequence[TokenSample], patch_dim: int, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write the samples one after the other, with offsets [N + 1] for tokens, pixel rows and images."""
+    """Write samples to a shard file, joined along their first dimension, with offsets [N + 1] of tokens, pixel rows and
+    images.
+    """
     empty = {
         "input_ids": torch.empty(0, dtype=torch.int64),
         "loss_mask": torch.empty(0, dtype=torch.bool),
@@ -142,5 +144,5 @@ def write_token_shard(
 
 
 def _ends(lengths: list[int]) -> Tensor:
-    """0 and the running sums, int64 [N + 1]."""
+    """The row bounds: 0 and the running sums of the lengths, int64 [N + 1]."""
     return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)

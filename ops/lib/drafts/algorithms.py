@@ -56,43 +56,54 @@ class Algorithm(Protocol):
     source: ClassVar[str]  # the address of its paper or of its authors' code; empty: there is none
 
     def layout(self, block_size: int) -> Layout:
-        """Layout of a block of `block_size` verified tokens: which slot predicts which token."""
+        """The layout of a block of `block_size` verified tokens: which slot predicts which token."""
 
     def metrics(self, with_teacher: bool) -> tuple[str, ...]:
-        """What its loss finds of every token, in this order, where it reads the target's distribution or does not."""
+        """The names of the metrics that the algorithm's loss gives for each token, in order.
+
+        with_teacher: whether the loss reads the target's distribution.
+        """
 
     def mistakes(self, draft: DraftConfig) -> list[str]:
-        """What does not fit in this draft, each as "field: what is wrong"."""
+        """The mistakes of the algorithm's fields in this draft, each as "field: what is wrong"."""
 
     def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
-        """config.json of the contract from that of plain DFlash."""
+        """The algorithm's serving config.json, made from that of plain DFlash."""
 
     @classmethod
     def from_serving(cls, data: Mapping[str, Any]) -> tuple[Algorithm, dict[str, Any]]:
-        """The algorithm of a config.json, and that of plain DFlash: the inverse. Raises KeyError or TypeError."""
+        """The algorithm of a config.json, and the config.json of plain DFlash without it; the inverse of `to_serving`.
+
+        Raises KeyError or TypeError.
+        """
 
     def slot_flops(self, draft: DraftConfig) -> float:
-        """Floating-point operations of one slot's forward and backward pass beside the backbone and the head."""
+        """Floating-point operations of one slot, forward and backward, apart from the backbone and the head."""
 
 
 @runtime_checkable
 class InSpeculators(Protocol):
-    """What the config of an algorithm that speculators has too adds: the format of speculators can express it."""
+    """A mixin for the config of an algorithm that the library speculators supports too, so that its format can be
+    written.
+    """
 
     speculators_type: ClassVar[str]
     speculators_architecture: ClassVar[str]
 
     def to_speculators(self) -> dict[str, Any]:
-        """The fields of its own in that format."""
+        """The algorithm's own config fields, in the format of the library speculators."""
 
 
 def algorithm_names() -> tuple[str, ...]:
-    """The algorithms that come with dflow, then the pipeline's own."""
+    """The names of the algorithms that come with dflow, then of the pipeline's own."""
     return (*CONFIGS, *own_algorithms())
 
 
 def algorithm_class(name: str) -> type[Algorithm]:
-    """Raises ConfigError for a name that no algorithm has, and for an own one whose config.py cannot be used."""
+    """The config class of an algorithm by its name.
+
+    Raises ConfigError for an unknown name, and for a user's algorithm whose config.py cannot be used.
+    """
     names = algorithm_names()
     if name not in names:
         hint = did_you_mean(name, names) or f"one of {', '.join(names)}"
@@ -105,7 +116,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 
 def own_options(name: str) -> type | None:
-    """The class of the table of trainings with an own algorithm; None where it has none. Raises ConfigError."""
+    """The options class of a user's algorithm, for its table in trainings; None without one. Raises ConfigError."""
     found = _own(name, "Options")
     lacks = [] if found is None else [each for each in ("base", "needs_teacher", "sizes") if not _has(found, each)]
     if found is not None and lacks:
@@ -120,14 +131,14 @@ def _has(cls: type, name: str) -> bool:
 
 
 def _place(name: str, suffix: str = "") -> str:
-    """Place of a class of an algorithm, as "module:name"."""
+    """The place of an algorithm's class, as "module:name"."""
     if name in CONFIGS:
         return CONFIGS[name]
     return f"{name}.config:{''.join(map(str.capitalize, name.split('_')))}{suffix}"
 
 
 def _own(name: str, suffix: str = "") -> Any:
-    """A class of an own algorithm's config.py; None for one with a suffix that is not there. Raises ConfigError."""
+    """A class in the config.py of a user's algorithm; None if one with a suffix is missing. Raises ConfigError."""
     wanted, where = _place(name, suffix).rpartition(":")[2], own_algorithms()[name] / "config.py"
     try:
         named_function(f"{name}.config:__name__")
@@ -147,7 +158,7 @@ def _own(name: str, suffix: str = "") -> Any:
 
 
 def place_in(error: BaseException) -> str:
-    """Place where code in an own algorithm's folder raised, as "file:line: "; empty where none did."""
+    """The place in a user's algorithm folder where an error was raised, as "file:line: "; "" for none."""
     files = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         files.append((error.filename or "", error.lineno or 1))
@@ -156,19 +167,19 @@ def place_in(error: BaseException) -> str:
 
 
 def plain() -> Algorithm:
-    """Plain DFlash."""
+    """The config of plain DFlash."""
     return algorithm_class(DFLASH)()
 
 
 def name_and_fields(algorithm: Algorithm) -> dict[str, Any]:
-    """What a reader is shown of an algorithm: its name, and its config's fields."""
+    """A description of an algorithm for readers: its name and its config's fields."""
     cls = type(algorithm)
     assert attrs.has(cls)
     return {"algorithm": algorithm.name, **{each.name: getattr(algorithm, each.name) for each in attrs.fields(cls)}}
 
 
 def part_of(algorithm: Algorithm | type[Algorithm], place: str) -> Any:
-    """What "file:name" is in the algorithm's folder, that of the class of its config."""
+    """The object "file:name" in the folder of an algorithm."""
     cls = algorithm if isinstance(algorithm, type) else type(algorithm)
     return named_function(f"{cls.__module__.rpartition('.')[0]}.{place}")
 
@@ -179,7 +190,10 @@ def file_of(algorithm: Algorithm, name: str) -> str:
 
 
 def code_of(names: Iterable[str], *files: str) -> tuple[str, ...]:
-    """The code of algorithms as `chosen_code` names it: their config.py, and those of `FILES` that an op imports."""
+    """The code of some algorithms, as "module:name": their config.py, and those of `FILES` that an op imports.
+
+    files: names of the latter.
+    """
     code: list[str] = []
     for name in names:
         folder = _place(name).rpartition(".config:")[0]

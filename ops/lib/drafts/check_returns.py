@@ -17,7 +17,10 @@ from ops.lib.drafts.losses.loss_request import Outcome
 
 
 def check_outcome(algorithm: Algorithm, outcome: Outcome, slots: int, metrics: tuple[str, ...]) -> None:
-    """What block_losses returns for so many slots. metrics: those that the config names. Raises ConfigError."""
+    """Check the result of an algorithm's block_losses for so many slots. Raises ConfigError.
+
+    metrics: the names that the algorithm's config gives.
+    """
     mistakes = _of_type(outcome, Outcome)
     if not mistakes:
         shape = (slots,)
@@ -34,7 +37,7 @@ def check_outcome(algorithm: Algorithm, outcome: Outcome, slots: int, metrics: t
 
 
 def check_proposal(algorithm: Algorithm, proposal: Proposal, rows: int, proposals: int) -> None:
-    """What propose returns for a batch of so many rows. Raises ConfigError with all mistakes."""
+    """Check the result of an algorithm's propose for a batch of `rows` rows. Raises ConfigError with all mistakes."""
     mistakes = _of_type(proposal, Proposal)
     if not mistakes:
         mistakes += _unlike("tokens_BD", proposal.tokens_BD, (rows, proposals), torch.int64)
@@ -44,7 +47,7 @@ def check_proposal(algorithm: Algorithm, proposal: Proposal, rows: int, proposal
 
 
 def check_entered(algorithm: Algorithm, name: str, entered: object, shape: tuple[int, ...]) -> None:
-    """What `enter` of an entry of around_sublayers returns for a normed input of this shape. Raises ConfigError."""
+    """Check the result of `enter` of a module around a sublayer. Raises ConfigError. shape: of its normed input."""
     if not isinstance(entered, tuple) or len(entered) != 2:
         mistakes = [f"a value of type {type(entered).__name__}; expected the sublayer's input and what leave needs"]
     else:
@@ -53,7 +56,7 @@ def check_entered(algorithm: Algorithm, name: str, entered: object, shape: tuple
 
 
 def check_left(algorithm: Algorithm, name: str, left: object, shape: tuple[int, ...]) -> None:
-    """What `leave` returns for the sublayer's output. Raises ConfigError."""
+    """Check the result of `leave` of a module around a sublayer. Raises ConfigError."""
     _raise(algorithm, "model", f'leave of "{name}"', _unlike("what is added", left, shape, None))
 
 
@@ -64,7 +67,7 @@ def _of_type(returned: object, wanted: type) -> list[str]:
 
 
 def _unlike(name: str, tensor: object, shape: tuple[int, ...], dtype: torch.dtype | None) -> list[str]:
-    """Mistakes of a returned tensor: another type, shape or dtype than expected. dtype: None for any floating one."""
+    """Mistakes of a returned tensor: another type, shape or dtype than expected. dtype: None for any float type."""
     if not isinstance(tensor, Tensor):
         return [f"{name}: a value of type {type(tensor).__name__}; expected a tensor"]
     if tensor.shape == shape and (tensor.dtype == dtype or (dtype is None and tensor.dtype.is_floating_point)):

@@ -7,10 +7,9 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class Layout:
-    """Slot q of a block of `queries` slots predicts the token at anchor + q + shift, the slots before `first` nothing.
+    """The layout of a block of `queries` slots: slot q predicts the token at anchor + q + shift, if q >= first.
 
-    A block's tokens are numbered 0..block_size - 1 behind the anchor, the anchor's number is 0, so the proposals are
-    the tokens 1..block_size - 1 in every layout.
+    A block's tokens have numbers 0 to block_size - 1, the anchor 0; proposals are 1 to block_size - 1 in every layout.
     """
 
     queries: int
@@ -23,10 +22,12 @@ class Layout:
 
 
 def masks_first(block_size: int) -> Layout:
-    """Slot 0 is the anchor's and predicts nothing: every further slot predicts the token at its own position."""
+    """The layout of plain DFlash: slot 0 is the anchor's, and each later slot predicts the token at its own
+    position.
+    """
     return Layout(queries=block_size, first=1, shift=0)
 
 
 def anchor_first(block_size: int) -> Layout:
-    """Slot 0 predicts too: every slot predicts the token behind its position, with one slot less."""
+    """The layout in which slot 0 predicts too: each slot predicts the token after its position, with one slot fewer."""
     return Layout(queries=block_size - 1, first=0, shift=1)

@@ -22,7 +22,9 @@ LOGGED_OF_SLOTS = ("accuracy_slot_", "loss_slot_")
 
 
 def try_config(name: str) -> None:
-    """Call all that config.py has, for a draft of usual sizes. Raises ConfigError with what is wrong first."""
+    """Call all that an algorithm's config.py defines, for a draft of usual sizes. Raises ConfigError for the first
+    fault.
+    """
     cls = algorithm_class(name)
     own_options(name)
     with placed(f"{own_algorithms()[name] / 'config.py'}: {cls.__name__}"):
@@ -53,8 +55,9 @@ def try_config(name: str) -> None:
 
 
 def draft_config(algorithm: Algorithm, block_size: int, layers: int) -> DraftConfig:
-    """A draft whose hidden size and vocabulary are usual, and its layers narrow. Raises ConfigError for sizes of the
-    algorithm that do not fit.
+    """A draft config for trying an algorithm: usual hidden size and vocabulary, but narrow layers.
+
+    Raises ConfigError for sizes of the algorithm that do not fit.
     """
     return DraftConfig(
         hidden_size=2048,
@@ -74,14 +77,14 @@ def draft_config(algorithm: Algorithm, block_size: int, layers: int) -> DraftCon
 
 
 def expect(is_so: bool, what: str) -> None:
-    """Raises ConfigError with what is wrong where it is not so."""
+    """Raise ConfigError with the message `what` if the condition is false."""
     if not is_so:
         raise ConfigError(what)
 
 
 @contextmanager
 def placed(place: str) -> Iterator[None]:
-    """Raises ConfigError with the file and line of the user's code, or else `place`, for whatever is raised."""
+    """Open a context that turns any error into ConfigError, with the place in the user's code, or else `place`."""
     try:
         yield
     except ConfigError as error:

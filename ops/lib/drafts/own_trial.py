@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class Training:
-    """What decides which functions a training calls with what. fields: of the algorithm's config; own: of its table,
-    None where it has none; loss: the kind.
+    """The training that decides which functions of an algorithm are called, and how.
+
+    fields: of the algorithm's config. own: of its own table, None without one. loss: the kind.
     """
 
     fields: dict[str, Any] = field(factory=dict)
@@ -46,7 +47,10 @@ class Training:
 
 
 def mistake_of(folder: Path, block_size: int, layers: int, training: Training) -> str:
-    """What goes wrong first in a draft of this block size and number of layers; no other folder is known."""
+    """The first mistake in trying a draft of this block size and layer count; "" for none.
+
+    Only this folder's algorithm is registered then.
+    """
     use_draft_folders([folder / INIT])
     try:
         for file in DRAFT_FILES:
@@ -138,7 +142,10 @@ def _try_around(algorithm: Algorithm, name: str, module: Around, x_NKM: Tensor) 
 
 
 def _reaches_farther(module: Around, x_NKM: Tensor) -> bool:
-    """Whether its slots are not those of a shorter block whose last one stands for all others, as `reach` promises."""
+    """Whether a module reads slots farther away than its `reach` promises.
+
+    Slots beyond its reach should equal those of a shorter block whose last slot is repeated.
+    """
     import torch
 
     from ops.lib.drafts.backbone.model import repeat_last

@@ -27,11 +27,11 @@ SECONDS = 60
 
 @functools.cache
 def compiled_sweep() -> tuple[str, Callable[..., int] | None]:
-    """The compiler's name and the C function `sweep`, or the reason for its absence and None; once per process.
+    """The compiler's name and the C function `sweep`; without one, the reason and None. Cached.
 
-    sweep(logits_RC, R, C, start, slack, reference_R, best_R, total_R, scale_R, labels_R, hide, logit_R, ahead_R)
-    takes data pointers of contiguous CPU tensors (float32; total_R float64, labels_R int64 or None, ahead_R bool)
-    and is the in-place form of `ops.lib.drafts.losses.tiled_softmax.torch_sweep`. It returns 0 if every scale is 1.
+    sweep(logits_RC, R, C, start, slack, reference_R, best_R, total_R, scale_R, labels_R, hide, logit_R, ahead_R) takes
+    data pointers of contiguous CPU tensors (float32; total_R float64, labels_R int64 or None, ahead_R bool). It is the
+    in-place form of `ops.lib.drafts.losses.tiled_softmax.torch_sweep`, and returns 0 if every scale is 1.
     """
     name, library = _sweeps()
     if library is None:
@@ -46,10 +46,10 @@ def compiled_sweep() -> tuple[str, Callable[..., int] | None]:
 
 @functools.cache
 def compiled_keep_best() -> Callable[..., None] | None:
-    """The C function `keep_best` of the same library, or None without one.
+    """The C function `keep_best` of the compiled library; None without a compiler.
 
     keep_best(logits_RC, R, C, start, count, values_RB, tokens_RB) takes data pointers of contiguous CPU tensors
-    (float32; tokens int64) and is the form of `ops.lib.drafts.losses.candidates.BestTokens.add` in C.
+    (float32; tokens int64). It does what `ops.lib.drafts.losses.candidates.BestTokens.add` does.
     """
     _name, library = _sweeps()
     if library is None:
@@ -89,11 +89,10 @@ def _sweeps() -> tuple[str, ctypes.CDLL | None]:
 
 
 def compiled_library(sources: Sequence[bytes | None], *flags: str) -> tuple[str, ctypes.CDLL | None]:
-    """The compiler's name and the library compiled from C sources, one behind the other, or the reason for its absence
-    and None.
+    """Compile C sources, joined, into a library. Returns the compiler's name and the library, or the reason and None.
 
-    sources: what `pkgutil.get_data` returns for files beside the code, which makes their contents part of keys. flags:
-    of the compiler, besides FLAGS. Compiles at every call.
+    sources: results of `pkgutil.get_data` for files beside the code, whose contents are thereby part of keys. flags:
+    compiler flags besides FLAGS. Compiles at every call.
     """
     present = [source for source in sources if source is not None]
     assert len(present) == len(sources)  # every loader of modules in files has get_data
@@ -107,7 +106,7 @@ def compiled_library(sources: Sequence[bytes | None], *flags: str) -> tuple[str,
 
 
 def _compiler() -> list[str]:
-    """The command of $CC, or else of the first C compiler on the path; empty without one."""
+    """The compiler command in $CC, or else the first C compiler on the path; empty without one."""
     wanted = shlex.split(os.environ.get("CC", ""))
     for command in [wanted] if wanted else [[name] for name in COMPILERS]:
         if shutil.which(command[0]):
@@ -116,7 +115,7 @@ def _compiler() -> list[str]:
 
 
 def _load(command: list[str], source: bytes, flags: tuple[str, ...]) -> ctypes.CDLL:
-    """The compiled source. The file is removed after loading.
+    """Compile a C source and load the library; the file is removed after loading.
 
     Raises OSError or subprocess.SubprocessError if the compiler or the loader fails.
     """

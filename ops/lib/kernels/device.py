@@ -26,8 +26,8 @@ def compiled(
 ) -> Callable[..., Result]:
     """The function compiled with dynamic sizes, for up to MOST_GRAPHS kinds of inputs.
 
-    open_dimension: of every tensor argument, is independent of all other sizes. Otherwise sizes that are equal by
-    chance during compilation would be treated as the same number, and cost a graph when they differ. Raises torch's
+    open_dimension: the dimension of every tensor argument whose size is independent of all others. Otherwise sizes that
+    happen to be equal at compilation would count as one, and cost another graph when they differ. Raises torch's
     FailOnRecompileLimitHit for too many graphs.
     """
     known = torch._inductor.list_options()
@@ -47,13 +47,13 @@ def compiled(
 
 
 def leave_open(tensor: Tensor, *dimensions: int) -> None:
-    """Makes torch.compile treat these sizes of a tensor as dynamic and independent."""
+    """Make torch.compile treat these sizes of a tensor as dynamic and independent."""
     for dimension in dimensions:
         torch._dynamo.maybe_mark_dynamic(tensor, dimension)
 
 
 def to_device(host: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on the device; for CUDA through pinned memory, so that the host does not wait.
+    """A host tensor copied to the device; for CUDA through pinned memory, so that the host need not wait.
 
     torch keeps the pinned memory until the copy is done.
     """

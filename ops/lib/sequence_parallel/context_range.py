@@ -10,9 +10,9 @@ from torch import Tensor
 
 @frozen(eq=False)
 class ContextRange:
-    """Which packed context positions each block sees: [start_n, end_n), int64 CPU tensors [N], blocks in any order.
+    """The packed context positions that each block sees: [start_n, end_n), int64 CPU tensors [N], blocks in any order.
 
-    Created once for blocks that all layers share; attention caches in it what it derives.
+    One object serves all layers; attention caches derived data in it.
     """
 
     start_N: Tensor

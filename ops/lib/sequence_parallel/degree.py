@@ -24,7 +24,7 @@ _RING = (
 
 
 def known_exchange(_instance: object, _attribute: object, name: str) -> None:
-    """The validator of sp_exchange. Raises ValueError."""
+    """A validator of sp_exchange. Raises ValueError."""
     mistakes = _exchange_mistakes(name)
     if mistakes:
         raise ValueError(mistakes[0])
@@ -40,9 +40,10 @@ def check_degree(
     shortest: int,
     pad_multiple: int,
 ) -> None:
-    """Raises one ConfigError with everything that forbids the degree; needs no process group.
+    """Check the sequence-parallel degree of a draft training; needs no process group.
 
-    shortest is the length in tokens of the shortest sample, pad_multiple the multiple that lengths are padded to.
+    shortest: length in tokens of the shortest sample. pad_multiple: lengths are padded to a multiple of it. Raises one
+    ConfigError with all mistakes.
     """
     mistakes = _rank_mistakes(world_size, sp_degree)
     if sp_degree >= 1:
@@ -55,10 +56,10 @@ def check_degree(
 
 
 def check_target_degree(config: Mapping[str, Any], *, world_size: int, sp_degree: int) -> None:
-    """Raises one ConfigError with everything that forbids the degree; needs no process group.
+    """Check the sequence-parallel degree of a target; needs no process group.
 
-    config is the target's config.json, or its config's `to_dict`; sizes come from text_config if there
-    is one.
+    config: the target's config.json, or its config's `to_dict`; sizes come from text_config if there is one. Raises one
+    ConfigError with all mistakes.
     """
     mistakes = _rank_mistakes(world_size, sp_degree)
     if sp_degree > 1:

@@ -38,10 +38,10 @@ _ALL_GATHER = dist.all_gather_single if hasattr(dist, "all_gather_single") else 
 
 
 def make_mesh(world_size: int, sp_degree: int, device: torch.device) -> DeviceMesh:
-    """The mesh of all ranks with the dimensions "dp" and "sp", one process group for each.
+    """The mesh of all ranks with dimensions "dp" and "sp", and a process group for each.
 
-    A collective: every rank calls it, after joining the default process group, with a degree that `check_degree` (see
-    degree.py) accepted. Rank r is at (r // sp_degree, r % sp_degree).
+    A collective: every rank calls it, after joining the default process group, with a degree accepted by `check_degree`
+    (degree.py). Rank r is at (r // sp_degree, r % sp_degree).
     """
     with own_peers() as groups:
         mesh = init_device_mesh(device.type, (world_size // sp_degree, sp_degree), mesh_dim_names=(DP, SP))
@@ -62,7 +62,7 @@ def flat_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 @define
 class Sent:
-    """Count of elements that this rank has sent to others, in forward and backward passes."""
+    """A count of the elements that this rank has sent to others, in forward and backward passes."""
 
     forward: int = 0
     backward: int = 0
@@ -70,16 +70,16 @@ class Sent:
 
 @frozen(eq=False)
 class Alone:
-    """One process: nothing to exchange. The exchanges below have the same methods."""
+    """The exchange for a single process, which sends nothing. The other exchanges have the same methods."""
 
     sent: Sent = field(factory=Sent, init=False, kw_only=True)
 
     def context(self, k_GtD: Tensor, v_GtD: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of the context that this rank attends to, from those of its slice of the tokens."""
+        """The context's keys and values that this rank attends to. k_GtD, v_GtD: those of its slice of the tokens."""
         return k_GtD, v_GtD
 
     def blocks(self, q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of the blocks that this rank attends for, from those of its own blocks."""
+        """Queries, keys and values of the blocks that this rank attends for. Arguments: those of its own blocks."""
         return q_NKHD, k_NKGD, v_NKGD
 
     def back(self, out_NKHD: Tensor) -> Tensor:
@@ -87,43 +87,43 @@ class Alone:
         return out_NKHD
 
     def seen(self, per_rank: Sequence[ContextRange]) -> ContextRange:
-        """The context of the blocks that this rank attends for, from that of each rank's own blocks, in rank order.
+        """The visible context of the blocks that this rank attends for. per_rank: that of each rank's own blocks.
 
-        Created once for blocks that go through all layers: attention keeps its plan in it.
+        Created once for blocks that pass all layers, as attention caches its plan in it.
         """
         return per_rank[0]
 
 
 @frozen(eq=False)
 class Gather(Alone):
-    """All-gather of the context's keys and values; blocks stay local."""
+    """An exchange by all-gather of the context's keys and values; blocks stay local."""
 
     group: dist.ProcessGroup
 
     def context(self, k_GtD: Tensor, v_GtD: Tensor) -> tuple[Tensor, Tensor]:
-        """[G, t, D] each -> [G, T, D] each."""
+        """Gather keys and values: [G, t, D] each become [G, T, D] each."""
         G, _, D = k_GtD.shape
         both_P2GtD = _AllGather.apply(torch.stack([k_GtD, v_GtD]), self.group, self.sent)
         k_GTD, v_GTD = both_P2GtD.permute(1, 2, 0, 3, 4).reshape(2, G, -1, D).unbind()
         return k_GTD, v_GTD
 
     def seen(self, per_rank: Sequence[ContextRange]) -> ContextRange:
-        """The context that the blocks of this rank see."""
+        """The context that this rank's own blocks see."""
         return per_rank[dist.get_rank(self.group)]
 
 
 @frozen(eq=False)
 class Ulysses(Alone):
-    """All-to-all of heads against tokens; rank r gets query heads [r*h, (r+1)*h) and KV heads [r*e, (r+1)*e).
+    """An exchange of tokens for heads, all to all; rank r gets query heads [r*h, (r+1)*h) and KV heads [r*e, (r+1)*e).
 
-    The G KV heads are repeated to E where P does not divide them; the gradient of a repeated head adds up. Query head
-    i belongs to KV head i // (H / G), and so to repeated head i // (H / E): a rank's heads need no other rank's.
+    The G KV heads are repeated to E where P does not divide them; a repeated head's gradients are added. Query head i
+    belongs to KV head i // (H / G), and so to repeated head i // (H / E): no rank needs heads of another.
     """
 
     group: dist.ProcessGroup
 
     def context(self, k_GtD: Tensor, v_GtD: Tensor) -> tuple[Tensor, Tensor]:
-        """[G, t, D] each -> [e, T, D] each."""
+        """Exchange tokens for heads in the context: [G, t, D] each become [e, T, D] each."""
         G, t, D = k_GtD.shape
         P = dist.get_world_size(self.group)
         both_2EtD = torch.stack([k_GtD, v_GtD]).repeat_interleave(_copies(G, P), dim=1)
@@ -133,7 +133,10 @@ class Ulysses(Alone):
         return k_eTD, v_eTD
 
     def blocks(self, q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[N, K, H, D], [N, K, G, D] twice -> [P*N, K, h, D], [P*N, K, e, D] twice: all ranks' blocks in rank order."""
+        """Exchange blocks: [N, K, H, D] and twice [N, K, G, D] become [P*N, K, h, D] and twice [P*N, K, e, D].
+
+        The results hold all ranks' blocks in rank order, for this rank's heads.
+        """
         N, K, _, D = q_NKHD.shape
         P = dist.get_world_size(self.group)
         copies = _copies(k_NKGD.shape[2], P)
@@ -145,14 +148,14 @@ class Ulysses(Alone):
         return q_BKhD, k_BKeD, v_BKeD
 
     def back(self, out_NKHD: Tensor) -> Tensor:
-        """[P*N, K, h, D] -> [N, K, H, D]: the inverse of what `blocks` does to the queries."""
+        """Return outputs to their ranks: [P*N, K, h, D] becomes [N, K, H, D], inverse to `blocks` of the queries."""
         B, K, h, D = out_NKHD.shape
         P = dist.get_world_size(self.group)
         got_PNKhD = _AllToAll.apply(out_NKHD.reshape(P, B // P, K, h, D), self.group, self.sent)
         return got_PNKhD.permute(1, 2, 0, 3, 4).reshape(B // P, K, P * h, D)
 
     def seen(self, per_rank: Sequence[ContextRange]) -> ContextRange:
-        """What all ranks' blocks see, in rank order."""
+        """The context that all ranks' blocks see, in rank order."""
         return ContextRange(
             start_N=torch.cat([seen.start_N for seen in per_rank]), end_N=torch.cat([seen.end_N for seen in per_rank])
         )
@@ -212,11 +215,11 @@ def elements_sent(
 
 
 def deal_blocks(costs_N: Tensor, degree: int) -> tuple[list[Tensor], list[int]]:
-    """The blocks of each of `degree` ranks, int64 and ascending, and the dummy blocks that pad each rank.
+    """The blocks of each rank, int64 and ascending, and the number of dummy blocks that pad each rank.
 
-    costs_N is the length of each block's visible prefix. The blocks are dealt from the longest prefix to the shortest
-    in serpentine order, 0..P-1, P-1..0, ..., so that the work is nearly equal; ties keep their order, so that all
-    ranks deal alike. With its dummies every rank holds ceil(N / P) blocks.
+    costs_N: the length of each block's visible prefix. Blocks are dealt from the longest to the shortest prefix in
+    serpentine order, 0..P-1, P-1..0, ..., so that the work is nearly equal. Ties keep their order, so that all ranks
+    deal alike. With its dummies every rank holds ceil(N / P) blocks.
     """
     order_N = costs_N.argsort(descending=True, stable=True)
     turn_N = torch.arange(len(costs_N)) % (2 * degree)
@@ -226,7 +229,9 @@ def deal_blocks(costs_N: Tensor, degree: int) -> tuple[list[Tensor], list[int]]:
 
 
 class _AllToAll(torch.autograd.Function):
-    """Part p of dimension 0 goes to rank p, and part p of the result comes from it: its own inverse."""
+    """An all-to-all along dimension 0: part p goes to rank p, and part p of the result comes from it. Its
+    own inverse.
+    """
 
     @staticmethod
     def forward(ctx: Any, parts_P: Tensor, group: dist.ProcessGroup, sent: Sent) -> Tensor:
@@ -241,10 +246,10 @@ class _AllToAll(torch.autograd.Function):
 
 
 class _AllGather(torch.autograd.Function):
-    """Every rank's tensor, in a new dimension 0. The backward is a reduce-scatter.
+    """A gather of every rank's tensor into a new dimension 0. The backward pass is a reduce-scatter.
 
-    It is done as all-to-all plus a local sum: gloo's own reduce-scatter sends twice as much, and this one adds in the
-    same order everywhere and, for bfloat16, rounds once.
+    It is done as all-to-all plus a local sum: gloo's own reduce-scatter sends twice as much. This one also adds in the
+    same order everywhere, and rounds once for bfloat16.
     """
 
     @staticmethod
@@ -264,7 +269,7 @@ class _AllGather(torch.autograd.Function):
 
 
 def _swap(parts_P: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All-to-all over dimension 0, of size P."""
+    """Exchange the P parts along dimension 0 between all ranks."""
     parts_P = parts_P.contiguous()
     got_P = torch.empty_like(parts_P)
     dist.all_to_all_single(got_P, parts_P, group=group)
@@ -272,10 +277,10 @@ def _swap(parts_P: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _to_others(parts_P: Tensor) -> int:
-    """Elements of all parts except this rank's."""
+    """The number of elements in all parts except this rank's."""
     return parts_P.numel() - parts_P[0].numel()
 
 
 def _copies(kv_heads: int, degree: int) -> int:
-    """How often each KV head is repeated, so that the degree divides them."""
+    """The number of times to repeat each KV head, so that the degree divides their number."""
     return math.lcm(kv_heads, degree) // kv_heads

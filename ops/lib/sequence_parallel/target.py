@@ -61,12 +61,12 @@ class ParallelTarget:
         dtype: torch.dtype,
         gradient_checkpointing: bool = False,
     ) -> Self:
-        """Shard the model over all ranks; a collective, after joining the default process group.
+        """Shard the target's model over all ranks; a collective, after joining the default process group.
 
-        Each layer is moved to the device separately, cast to the masters' dtype just before, so a target on the CPU
-        never occupies a device as a whole, and its masters never the CPU. One process needs no group and
-        keeps its model whole. The caller decides which parameters are trained. Raises ConfigError,
-        on every rank alike, for a degree that does not fit (see degree.py).
+        Layers are cast to the masters' dtype and moved to the device one by one. So a target on the CPU never lies on a
+        device as a whole, nor its masters on the CPU. One process needs no group and keeps its model whole. The caller
+        decides which parameters are trained. Raises ConfigError, on all ranks, for a degree that does not fit
+        (degree.py).
         """
         device = torch.device(device)
         model = target.model
@@ -86,12 +86,12 @@ class ParallelTarget:
         return cls(target, world_size, rank % sp_degree, sp_degree, device, dtype, exchange)
 
     def answer_loss(self, inputs: ModelInputs | None) -> Tensor:
-        """The sum of the cross-entropy of the answer tokens that this rank's slice predicts, a scalar.
+        """The summed cross-entropy of the answer tokens that this rank's slice predicts, a scalar.
 
-        Token t is an answer token if loss_mask[t] is true and t > 0; the hidden state of t - 1 predicts it. Every
-        rank calls this equally often, and the sp ranks of a row with the same batch; None if the row
-        has none left: the result is then 0, and is backpropagated like any other. Without gradients under
-        `torch.no_grad`, not `inference_mode`, whose weights could not be trained afterwards.
+        Token t is an answer token if loss_mask[t] is true and t > 0; the hidden state of t - 1 predicts it. Every rank
+        must call this equally often, sp ranks of a row with the same batch. None stands for no batch: the result is 0,
+        and is backpropagated like any other. To save gradients use `torch.no_grad`, not `inference_mode`, whose weights
+        could not be trained afterwards.
         """
         given = _empty_sample() if inputs is None else inputs
         s = -(-given.input_ids.shape[1] // self.sp_degree)
@@ -107,11 +107,11 @@ class ParallelTarget:
         return F.cross_entropy(logits_TV.to(exact), labels_T, reduction="sum")
 
     def hold(self) -> None:
-        """The next backward passes accumulate their gradients on this rank, in full size."""
+        """Let the next backward passes accumulate unsharded gradients on this rank, without communication."""
         self._reduce_gradients(False)
 
     def release(self) -> None:
-        """The next backward pass is the step's last: its end reduces all accumulated gradients."""
+        """Announce the step's last backward pass, whose end reduces all accumulated gradients."""
         self._reduce_gradients(True)
 
     def _reduce_gradients(self, now: bool) -> None:
@@ -122,7 +122,7 @@ class ParallelTarget:
 
     @contextmanager
     def _hooks(self, inputs: ModelInputs, wanted_Bs: Tensor, start: int, end: int) -> Iterator[None]:
-        """Hooks of one forward pass; those of the language model run in this order."""
+        """Open a context with the hooks of one forward pass; hooks of the language model run in this order."""
         model = self.target.model
         decoder = model.get_decoder()
         with ExitStack() as hooks:
@@ -138,7 +138,9 @@ class ParallelTarget:
     def _see_nothing(
         self, _decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Runs the smallest image, and adds its features with weight zero, so that every weight has a gradient."""
+        """Add the features of a tiny image with weight zero to a text-only batch, so that every weight has
+        a gradient.
+        """
         model, family = self.target.model, self.target.family
         assert isinstance(family, VisionFamily)  # only these have the hook
         merge, patch_dim = family.merge_size, family.patch_dim
@@ -149,21 +151,21 @@ class ParallelTarget:
         return args, {**kwargs, "inputs_embeds": kwargs["inputs_embeds"] + nothing}
 
     def _precision(self) -> AbstractContextManager[Any]:
-        """Autocast for one process; otherwise FSDP2 gathers the masters in the compute dtype."""
+        """A context for the compute dtype: autocast for one process; with several, FSDP2 casts the weights itself."""
         if self.world_size > 1 or self.dtype == torch.promote_types(self.dtype, torch.float32):
             return nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
 
 def answer_tokens(inputs: ModelInputs) -> int:
-    """Number of tokens of a batch that `answer_loss` sums over, on all sp ranks of a row together."""
+    """The number of answer tokens in a batch that `answer_loss` sums over, on all sp ranks of a row together."""
     return int(inputs.loss_mask[:, 1:].sum())
 
 
 def wanted_tokens(inputs: ModelInputs, start: int, end: int) -> tuple[Tensor, Tensor]:
-    """Positions of the slice that predict an answer token, bool [B, end - start]; and those tokens, int64 [T].
+    """The positions of a slice that predict an answer token, bool [B, end - start], and those tokens, int64 [T].
 
-    The shift comes before the slice: the last position of a slice predicts the first token of the next one.
+    The shift comes before the slice: a slice's last position predicts the first token of the next one.
     """
     wanted_BS = F.pad(inputs.loss_mask[:, 1:], (0, 1))
     labels_BS = F.pad(inputs.input_ids[:, 1:], (0, 1))
@@ -172,7 +174,7 @@ def wanted_tokens(inputs: ModelInputs, start: int, end: int) -> tuple[Tensor, Te
 
 
 def _empty_sample() -> ModelInputs:
-    """One token without an answer."""
+    """An input of a single token without an answer."""
     one = torch.zeros(1, 1, dtype=torch.int64)
     return ModelInputs(
         input_ids=one,
@@ -184,10 +186,10 @@ def _empty_sample() -> ModelInputs:
 
 
 def _shard(model: PreTrainedModel, flat: DeviceMesh, dtype: torch.dtype) -> None:
-    """Gathers each decoder layer and vision block separately, the rest at once.
+    """Shard the model: each decoder layer and vision block by itself, the rest as one.
 
-    Weights are gathered in the compute dtype, gradients reduced in that of the masters. Activations keep the
-    dtypes of the model's own code, which has rotary angles in float32.
+    Weights are gathered in the compute dtype, gradients reduced in the masters' dtype. Activations keep the dtypes of
+    the model's own code, which has rotary angles in float32.
     """
     masters = torch.promote_types(dtype, torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=masters, cast_forward_inputs=False)
@@ -198,6 +200,6 @@ def _shard(model: PreTrainedModel, flat: DeviceMesh, dtype: torch.dtype) -> None
 
 
 def _share_sequences(target: Target) -> None:
-    """Uses Ulysses for attention of the language model; not for the vision tower, since every rank runs all images."""
+    """Use Ulysses in the attention of the language model, but not in the vision tower: every rank runs all images."""
     parts = {"text_config": ULYSSES, "vision_config": "sdpa"}
     target.model.set_attn_implementation(parts if target.family.has_vision else ULYSSES)

@@ -34,7 +34,7 @@ ULYSSES = "ulysses"
 
 @frozen(eq=False)
 class Slice:
-    """Part of every sequence that this rank has, tokens [start, end)."""
+    """The part of every sequence that this rank has, tokens [start, end)."""
 
     exchange: Ulysses
     family: Family
@@ -42,9 +42,10 @@ class Slice:
     end: int
 
     def cut(self, _decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-        """A forward pre-hook of the language model, with kwargs: image embeddings are already inserted.
+        """Cut the language model's inputs to this rank's slice; a forward pre-hook, after image embeddings are
+        inserted.
 
-        The 2-D attention mask stays whole: the registered mask is made from it. Positions are those of the whole
+        The 2-D attention mask stays whole, since the registered mask is made from it. Positions are those of the whole
         sequence.
         """
         B, S = kwargs["attention_mask"].shape
@@ -69,7 +70,7 @@ def ulysses_attention(
     ulysses: Ulysses | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over the whole sequence for this rank's slice of the queries, [B, s, H, D], through its h heads.
+    """Attention over the whole sequence for this rank's slice of the queries, [B, s, H, D], computed for its h heads.
 
     attention_mask: bool [B, 1, S, S], or None for only the causal mask.
     """
@@ -92,9 +93,10 @@ def attend(
     dropout: float,
     scaling: float | None,
 ) -> Tensor:
-    """[B, h, S, D]; h / e query heads share a KV head, which is not the model's own ratio if KV heads are repeated.
+    """Causal or masked attention with grouped KV heads, [B, S, h, D] for h query heads and e KV heads.
 
-    With a mask the KV heads are repeated first: no fast kernel supports both.
+    h / e differs from the model's own ratio if KV heads are repeated. With a mask the KV heads are repeated first, as
+    no fast kernel supports both.
     """
     grouped = q_BhSD.shape[1] != k_BeSD.shape[1]
     if grouped and attention_mask is not None:

@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 
 class Adapter(Protocol):
-    """A module such as ops/lib/sglang/v0_5_23.py."""
+    """The interface of a module for one version of SGLang, such as ops/lib/sglang/v0_5_23.py."""
 
     @property
     def NoPrefixes(self) -> type[Any]:
-        """The prefix cache that SGLang queries for each batch, always empty."""
+        """The class of a prefix cache that is always empty; SGLang queries it for each batch."""
 
     def tensor_transport(self) -> Any:
-        """How the tokenizer's process sends pixels to the scheduler's."""
+        """The setting for how SGLang's tokenizer process sends pixels to its scheduler."""
 
     def pad_image_tokens(self, input_ids: array[int], images: MultimodalInputs) -> array[int]:
         """The ids with SGLang's padding values in the places of the images."""
 
     def extend_to_end(self, request: Req) -> None:
-        """Makes the prefill of a request cover all of its ids."""
+        """Make the prefill of a request cover all of its ids."""
 
     def bind_slots(self, forward_batch: ForwardBatch, runner: ModelRunner) -> None:
-        """Completes a batch made without a ScheduleBatch: where the runner writes and reads keys and values."""
+        """Complete a batch made without a ScheduleBatch: set where the runner reads and writes keys and values."""
 
     def patch_setter(self, model: Any) -> bool:
-        """Adds the method that DFLASH needs and that a class of this version lacks; False where nothing is missing."""
+        """Add the method that DFLASH needs to a model's class which lacks it; False if nothing is missing."""
 
 
 @functools.cache

@@ -43,22 +43,23 @@ RESERVED_BLOCKS = 3
 
 
 class DflashRefused(DataError):
-    """SGLang does not support the draft's algorithm on this device."""
+    """An error: SGLang does not support the draft's algorithm on this device."""
 
 
 class DraftRefused(DataError):
-    """SGLang does not start with this target and this draft."""
+    """An error: SGLang does not start with this target and this draft."""
 
 
 class NoRoom(DataError):
-    """Memory is not enough for the target, the draft or their pools."""
+    """An error: memory is too small for the target, the draft or their pools."""
 
 
 @frozen(eq=False)
 class SeenContext:
     """The context that a worker passed to its draft for one prompt and the accepted tokens of its answer.
 
-    features_SF: of the target; positions_S: theirs; answer: as decoded. The last token of an answer is not included.
+    features_SF: the target's features. positions_S: their positions. answer: as decoded. An answer's last token is not
+    included.
     """
 
     features_SF: Tensor
@@ -68,7 +69,7 @@ class SeenContext:
 
 @define(eq=False)
 class DflashEngine:
-    """A target and a draft of SGLang's in this process; a context manager, because only one engine can be open."""
+    """A target and a draft, run by SGLang in this process; a context manager, as only one engine can be open."""
 
     server_args: ServerArgs
     target: TpModelWorker
@@ -91,13 +92,14 @@ class DflashEngine:
         max_requests: int = MAX_REQUESTS,
         server_args: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Load the target of a checkpoint directory and the draft of a serving directory, and allocate their pools.
+        """Load the target of a checkpoint directory and the draft of a serving directory, and allocate their memory
+        pools.
 
-        dtype: "float32", "bfloat16" or "float16", of both. pool_tokens: tokens of all requests of a batch together, see
-        `tokens_of`. context_length: default: the target's own, as in a server. server_args: further
-        arguments of SGLang's ServerArgs. Raises DflashRefused if SGLang does not serve the draft's algorithm on this
-        device, DraftRefused if it rejects the draft or the target, NoRoom if memory is short, and DataError if SGLang
-        is missing or an unsupported version, or this process holds an open runtime.
+        dtype: of both, "float32", "bfloat16" or "float16". pool_tokens: tokens of all requests of a batch together, see
+        `tokens_of`. context_length: default: the target's own. server_args: further arguments of SGLang's ServerArgs.
+        Raises DflashRefused if SGLang does not serve the draft's algorithm on this device, DraftRefused if it rejects
+        draft or target, NoRoom if memory is short, and DataError if SGLang is missing or unsupported, or this process
+        holds an open runtime.
         """
         require_sglang("serving a draft")
         kind = WORKERS[algorithm_of(read_config(draft_dir)).engine]
@@ -138,7 +140,7 @@ class DflashEngine:
         self.close()
 
     def close(self) -> None:
-        """Releases everything, so that another model can be started in this process."""
+        """Release everything, so that another model can be started in this process."""
         del self.target, self.worker
         leave()
 
@@ -149,7 +151,7 @@ class DflashEngine:
 
     @property
     def block_size(self) -> int:
-        """The block that the worker drafts and verifies, the anchor included."""
+        """The number of tokens that the worker drafts and verifies at once, including the anchor."""
         return self.worker.block_size
 
     @property
@@ -164,11 +166,11 @@ class DflashEngine:
     def decode(
         self, samples: Sequence[TokenSample], max_new_tokens: int, eos_token_ids: Collection[int]
     ) -> list[Decoded]:
-        """Greedy answers to the samples' prompts, with the draft; in batches that fit the pool.
+        """Greedy answers to the samples' prompts, made with the draft, in batches that fit the pool.
 
-        Counted as by `ops.lib.drafts.decoding.decode.decode_speculative`: at most `max_new_tokens` after the first
-        token, EOS included, and the accepted draft tokens of every verification step, those after EOS included. Raises
-        DataError for a prompt that does not fit the pool or the context.
+        An answer counts as in `ops.lib.drafts.decoding.decode.decode_speculative`: at most `max_new_tokens` after the
+        first token, including EOS. The accepted tokens of each step include those after EOS. Raises DataError for a
+        prompt that does not fit the pool or the context.
         """
         answers: list[Decoded] = []
         mm_schedule.embedding_cache.clear()
@@ -179,7 +181,9 @@ class DflashEngine:
     def context_of(
         self, sample: TokenSample, max_new_tokens: int = 0, eos_token_ids: Collection[int] = ()
     ) -> SeenContext:
-        """The draft's inputs for a sample's prompt and answer: the features and positions behind its keys."""
+        """The draft's inputs for a sample's prompt and answer: the features and positions that its keys are
+        made from.
+        """
         features: list[Tensor] = []
         seen_positions: list[Tensor] = []
 
@@ -196,7 +200,7 @@ class DflashEngine:
     def _decode_together(
         self, samples: Sequence[TokenSample], max_new_tokens: int, eos: frozenset[int]
     ) -> list[Decoded]:
-        """The answers to prompts decoded as one batch; a finished request leaves it."""
+        """The answers to prompts decoded as one batch; a finished request leaves the batch."""
         try:
             requests = [
                 make_request(sample, sample.input_ids[: sample.prompt_tokens], self.vision, max_new_tokens + 1)
@@ -246,7 +250,7 @@ class DflashEngine:
 
 
 def tokens_of(sample: TokenSample, max_new_tokens: int, block_size: int, page_size: int = 1) -> int:
-    """Pool tokens that a request needs until it is done."""
+    """The pool tokens that a request needs until it is done."""
     return padded_length(sample.prompt_tokens + max_new_tokens + RESERVED_BLOCKS * block_size, page_size)
 
 
@@ -255,7 +259,7 @@ def _is_done(tokens: Sequence[int], max_new_tokens: int, eos: frozenset[int]) ->
 
 
 def _arguments(kind: type[DraftWorker], target_dir: Path, draft_dir: Path, **further: Any) -> ServerArgs:
-    """The server's arguments; SGLang rejects them if it does not support the algorithm on this device."""
+    """The server's arguments. Raises DflashRefused where SGLang rejects the algorithm on this device."""
     name = kind.algorithm.name
     try:
         return make_server_args(
@@ -268,9 +272,9 @@ def _arguments(kind: type[DraftWorker], target_dir: Path, draft_dir: Path, **fur
 
 
 def _allocate(target: TpModelWorker, worker: Any) -> None:
-    """The pools, which the draft shares with the target slot by slot, then attention and graphs of both.
+    """Allocate the memory pools, which draft and target share slot by slot, then attention and graphs of both.
 
-    Initialising the attention also sets the layers that the target keeps.
+    Initialising the attention also sets the layers whose states the target keeps.
     """
     adapter().patch_setter(target.model_runner.model)
     target.alloc_memory_pool()

@@ -28,9 +28,9 @@ LONG_CONTEXT = 40
 
 @frozen
 class ForwardDifference:
-    """The difference for one context and block.
+    """The difference between SGLang's and dflow's forward pass of a draft, for one context and block.
 
-    difference: largest of a hidden state, relative to the largest state. rounding: that of dflow's own forward pass
+    difference: the largest of any hidden state, relative to the largest state. rounding: the same for dflow's own pass
     in the engine's dtype against float32, 0 in float32.
     """
 
@@ -42,9 +42,9 @@ class ForwardDifference:
 def compare_forward(
     engine: DflashEngine, draft: DraftModel, lengths: Sequence[int], seed: int = 0
 ) -> list[ForwardDifference]:
-    """Compares the hidden states of one block that predict, after contexts of these lengths, with random features.
+    """Compare the hidden states of a block's predicting slots between SGLang and dflow, with random features.
 
-    draft: dflow's, in float32 and on the CPU, with the weights of the directory that the engine serves.
+    draft: dflow's, in float32 on the CPU, with the weights that the engine serves. lengths: the contexts' lengths.
     """
     generator = torch.Generator().manual_seed(seed)
     width = len(draft.config.target_layer_ids) * draft.config.hidden_size
@@ -68,7 +68,7 @@ def compare_forward(
 
 
 def context_lengths(config: DraftConfig, longest: int) -> list[int]:
-    """Lengths that distinguish the kinds of attention: below and above a block and a window, none above `longest`."""
+    """Context lengths that show all kinds of attention: below and above a block and a window, at most `longest`."""
     lengths = {1, LONG_CONTEXT, *(int(share * config.block_size) for share in SHARES_OF_BLOCK)}
     if config.slides and config.sliding_window is not None:
         lengths |= {config.sliding_window - 1, config.sliding_window + config.block_size}
@@ -84,7 +84,7 @@ def describe(config: DraftConfig) -> str:
 
 @torch.inference_mode()
 def sglang_hidden(engine: DflashEngine, features_TF: Tensor, anchor: int, config: DraftConfig) -> Tensor:
-    """Hidden states [K - 1, M] of SGLang's draft, after its final norm, for one block behind the context."""
+    """The states [K - 1, M] of SGLang's draft, after its final norm, for one block after the context."""
     worker, runner, layout = engine.worker, engine.worker.own.draft_model_runner, config.layout()
     length, device = len(features_TF), runner.device
     total = length + layout.queries
@@ -120,13 +120,13 @@ def sglang_hidden(engine: DflashEngine, features_TF: Tensor, anchor: int, config
 
 @torch.inference_mode()
 def _hidden(draft: DraftModel, features_TF: Tensor, embeds: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Hidden states of dflow's draft, computed in dtype, float32 [K - 1, M]."""
+    """The states of dflow's draft for one block, computed in dtype, as float32 [K - 1, M]."""
     context = draft.context_kv(features_TF.to(dtype), torch.arange(len(features_TF)))
     anchor_M, mask_M = embeds.to(dtype)
     return draft.propose(anchor_M, mask_M, context).float()
 
 
 def _embeddings(engine: DflashEngine, ids: list[int]) -> Tensor:
-    """Rows [len(ids), M] of the target's embedding as SGLang holds it."""
+    """The rows [len(ids), M] of the target's embedding in SGLang."""
     embed = engine.target.model_runner.model.get_input_embeddings()
     return embed(torch.tensor(ids, device=engine.worker.own.draft_model_runner.device))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 @frozen(eq=False)
 class DraftWorker(ABC):
-    """Interface to one of SGLang's workers for drafts. own: SGLang's worker."""
+    """An interface to one of SGLang's workers for drafts. own: SGLang's worker object."""
 
     algorithm: ClassVar[SpeculativeAlgorithm]
     own: Any
@@ -25,12 +25,12 @@ class DraftWorker(ABC):
     @property
     @abstractmethod
     def block_size(self) -> int:
-        """Tokens that are verified at once, the anchor included."""
+        """The number of tokens verified at once, including the anchor."""
 
     @property
     @abstractmethod
     def queries(self) -> int:
-        """Slots of a block that the draft computes."""
+        """The number of slots in a block that the draft computes."""
 
     @property
     def mask_token_id(self) -> int:
@@ -39,7 +39,7 @@ class DraftWorker(ABC):
     @property
     @abstractmethod
     def _writer(self) -> tuple[Any, str]:
-        """The method, as its object and name, that writes keys and values of the context from the target's features."""
+        """The method that writes the context's keys and values from the target's features, as its object and name."""
 
     @abstractmethod
     def write_context(self, features_SF: Tensor, slots_S: Tensor, positions_S: Tensor) -> None:
@@ -47,9 +47,9 @@ class DraftWorker(ABC):
 
     @contextmanager
     def recorded(self, record: Callable[[Tensor, Tensor], None]) -> Iterator[None]:
-        """Passes features [S, F] and positions [S] on, in the order in which the draft receives them for one request.
+        """Open a context that passes on the features [S, F] and positions [S] which the draft receives for one request.
 
-        Those of accepted tokens only.
+        Only those of accepted tokens are passed on, in the order in which they arrive.
         """
         place, name = self._writer
         write, model = getattr(place, name), self.own.draft_model
@@ -75,7 +75,7 @@ class DraftWorker(ABC):
 
 
 class DflashWorker(DraftWorker):
-    """The worker of DFlash and DFlash2."""
+    """SGLang's worker for DFlash and DFlash2."""
 
     algorithm = SpeculativeAlgorithm.DFLASH
 
@@ -98,7 +98,7 @@ class DflashWorker(DraftWorker):
 
 
 class DsparkWorker(DraftWorker):
-    """The worker of DSpark."""
+    """SGLang's worker for DSpark."""
 
     algorithm = SpeculativeAlgorithm.DSPARK
 

@@ -19,9 +19,9 @@ PLACE = "sglang.srt.model_executor.model_runner_components.attention_backend_set
 
 
 def patch(*, model: Any, dflash_use_aux_hidden_state: bool, **_options: Any) -> None:
-    """Adds a method that DFLASH needs to a model that lacks it, and logs that in the server's log.
+    """A hook of SGLang's server that adds a method which DFLASH needs to a model without it, and logs that.
 
-    Has the arguments of the hooked function.
+    It takes the arguments of the hooked function.
     """
     if dflash_use_aux_hidden_state and adapter().patch_setter(model):
         print(f"{type(model).__name__} lacks a method for DFLASH: dflow added it", flush=True)

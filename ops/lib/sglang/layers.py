@@ -26,11 +26,11 @@ Recipe = Literal["dflash", "eagle3"]
 
 
 def set_layers_to_capture(model: Any, layer_ids: Sequence[int], num_layers: int, recipe: Recipe = "dflash") -> None:
-    """Makes SGLang's model keep the input of layer k+1 for each k of `layer_ids`, and of no other layer.
+    """Make SGLang's model keep the input of layer k+1 for each k of `layer_ids`, and of no other layer.
 
-    Calls the setter of the recipe, or if the model's class lacks it or has one without effect, the other; both keep
-    the same states. Raises DataError for the last layer, whose id SGLang silently drops, for ids out of range, and for
-    a model that has neither.
+    Calls the recipe's setter, or the other one if the model's class lacks it or it has no effect; both keep the same
+    states. Raises DataError for the last layer, whose id SGLang silently drops, for ids out of range, and for a model
+    with neither setter.
     """
     beyond = [layer_id for layer_id in layer_ids if not 0 <= layer_id < num_layers - 1]
     if beyond:
@@ -47,7 +47,7 @@ def set_layers_to_capture(model: Any, layer_ids: Sequence[int], num_layers: int,
 
 
 def keep_no_layers(model: Any) -> None:
-    """Clears the layers to keep. Qwen3.5's setter would otherwise add to those of an earlier call."""
+    """Clear the list of layers whose states SGLang's model keeps; Qwen3.5's setter would only add to it."""
     model.capture_aux_hidden_states = False
     model.model.layers_to_capture = []
     for layer in model.model.layers:  # Qwen3.5 reads marks on its layers
@@ -60,7 +60,7 @@ EAGLE_SETTER = "set_eagle3_layers_to_capture"
 
 
 def add_missing_setter(model: Any) -> bool:
-    """Adds the method to the class of SGLang's model or of its decoder; False if it has it.
+    """Add the setter method to the class of SGLang's model or of its decoder; False if it has the method.
 
     Only the classes named here are changed. Qwen3.5 inherits from Qwen3-VL's wrapper, but its decoder has the method.
     """

@@ -27,7 +27,7 @@ _handed_over: ContextVar[dist.Store] = ContextVar("_handed_over")
 
 @contextmanager
 def meeting_in(store: dist.Store, rank: int) -> Iterator[None]:
-    """Opens a context in which SGLang's process group uses this store.
+    """Open a context in which SGLang's process group uses this store.
 
     All its ranks must be this user's processes. Raises as `own_peers` does.
     """
@@ -49,14 +49,14 @@ def meeting_in(store: dist.Store, rank: int) -> Iterator[None]:
 
 @contextmanager
 def on_this_host() -> Iterator[None]:
-    """Opens a context in which gloo and nccl use only the loopback interface, whatever the user's environment names."""
+    """Open a context in which gloo and nccl use only the loopback interface, whatever the environment says."""
     with environment({**LOOPBACK_ONLY, "NCCL_RAS_ENABLE": "0", "NCCL_COMM_ID": None}):
         yield
 
 
 @contextmanager
 def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Variables of this process as they are inside; None for one that is not set."""
+    """Open a context with changed environment variables of this process. changes: name -> value, None to unset it."""
     before = {name: os.environ.get(name) for name in changes}
     try:
         _set(changes)
@@ -74,14 +74,14 @@ def _set(values: Mapping[str, str | None]) -> None:
 
 
 def _name(store: dist.Store, rank: int) -> str:
-    """A name that no other group on this machine has."""
+    """A name for a process group that no other group on this machine has."""
     if rank == 0:
         store.set("name", uuid.uuid4().hex)
     return store.get("name").decode()
 
 
 def _hand_over(url: str, **_options: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """torch's handler for a URL of this scheme, with the rank and the number of ranks in its query."""
+    """The handler that torch calls for a URL of this scheme: yields the store, the rank, and the number of ranks."""
     query = dict(parse_qsl(urlsplit(url).query))
     yield _handed_over.get(), int(query["rank"]), int(query["world_size"])
 

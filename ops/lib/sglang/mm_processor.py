@@ -39,12 +39,11 @@ from ops.lib.vision.processor import ImageBackend
 
 @frozen(eq=False)
 class ServedPrompt:
-    """A prompt as SGLang's scheduler would receive it.
+    """A prompt in the form in which SGLang's scheduler receives it.
 
     input_ids int64 [S], image tokens expanded; pixel_values float32 [R, P]; image_grid_thw int64 [I, 3];
-    mrope_positions int64 [3, S] and mrope_position_delta int64 [1, 1]. Without an image R = I = 0 and the last two are
-    None.
-    output: SGLang's own object, None without an image.
+    mrope_positions int64 [3, S] and mrope_position_delta int64 [1, 1]. Without an image R = I = 0, and the last two are
+    None. output: SGLang's own object, None without an image.
     """
 
     input_ids: Tensor
@@ -57,7 +56,7 @@ class ServedPrompt:
 
 @define(eq=False)
 class ServedPrompts:
-    """SGLang's tokenizer side for one checkpoint; a context manager, and not while a SglangRuntime is open."""
+    """SGLang's tokenizer side for one checkpoint; a context manager, not usable while a SglangRuntime is open."""
 
     tokenizer: Any
     mm_processor: Any
@@ -71,9 +70,9 @@ class ServedPrompts:
         device: str = "cpu",
         server_args: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Loads the processor of a vision-language checkpoint as SGLang's server does, with these further arguments.
+        """Load the processor of a vision-language checkpoint as SGLang's server does, with further server arguments.
 
-        Raises DataError if SGLang is missing or an unsupported version, and for a text model.
+        Raises DataError if SGLang is missing or unsupported, and for a text model.
         """
         require_sglang("SGLang's preprocessing")
         arguments = ServerArgs(
@@ -113,7 +112,7 @@ class ServedPrompts:
     def prompt(
         self, messages: Sequence[Mapping[str, Any]], images: Sequence[bytes], template_options: Mapping[str, Any] = {}
     ) -> ServedPrompt:
-        """Chat messages whose last turn is to be answered; the i-th image part, over all turns, shows images[i].
+        """The prompt made from chat messages; the i-th image part, over all turns, shows images[i].
 
         template_options: such as enable_thinking. Raises ValueError for images that SGLang rejects.
         """
@@ -141,7 +140,7 @@ class ServedPrompts:
     def _render(
         self, messages: Sequence[Mapping[str, Any]], images: Sequence[bytes], options: Mapping[str, Any]
     ) -> tuple[str, list[Any]]:
-        """The prompt's text, and the images as the endpoint passes them."""
+        """The prompt's text, and the images in the form in which SGLang's endpoint passes them."""
         remaining = iter(images)
         urls: list[Any] = []
         shown = []
@@ -154,6 +153,6 @@ class ServedPrompts:
 
 
 def _image_url(encoded: bytes) -> dict[str, Any]:
-    """An image part of an OpenAI message; SGLang does not need the type of the image."""
+    """An image part of an OpenAI message; SGLang does not need the image's type."""
     url = f"data:image/png;base64,{base64.b64encode(encoded).decode('ascii')}"
     return {"type": "image_url", "image_url": {"url": url}}

@@ -46,11 +46,11 @@ def make_server_args(
     tp_size: int = 1,
     **further: Any,
 ) -> ServerArgs:
-    """The arguments of a runtime that captures, with `further` added.
+    """The server arguments of a runtime that captures hidden states, with `further` added.
 
-    The pool is rounded up to whole pages, so that a sample of `pool_tokens` fits into it. Raises ConfigError if
-    SGLang rejects the arguments, or would fail at the first forward pass, and DataError as `check_code`: a draft
-    has no code of its own, whatever the target may run.
+    The pool is rounded up to whole pages, so that a sample of `pool_tokens` fits. Raises ConfigError if SGLang rejects
+    the arguments, or would fail at the first forward pass. Raises DataError as `check_code` does; a draft never has
+    code of its own, even if the target may.
     """
     check_code(model_dir, bool(further.get("trust_remote_code")))
     if "speculative_draft_model_path" in further:
@@ -87,10 +87,10 @@ def make_server_args(
 
 
 def kernel_args(device: str, dtype: str) -> dict[str, Any]:
-    """Arguments for devices on which SGLang's own choice of kernels would not run.
+    """Server arguments for devices on which SGLang's own choice of kernels would not run.
 
-    On a CPU only attention and sampling in plain torch do. On a GPU SGLang's default kinds of attention
-    (fa3, flashinfer, trtllm_mha) support only 16 bits, and float32 needs others.
+    On a CPU, only attention and sampling in plain torch run. On a GPU, SGLang's default attention kernels (fa3,
+    flashinfer, trtllm_mha) support only 16 bits, so float32 needs others.
     """
     if device == "cpu":
         return {
@@ -103,14 +103,14 @@ def kernel_args(device: str, dtype: str) -> dict[str, Any]:
 
 
 def float32_refusal(model_dir: Path, device: str) -> str | None:
-    """Why SGLang cannot run a checkpoint in float32 on the device; None if it can."""
+    """A text on why SGLang cannot run a checkpoint in float32 on the device; None if it can."""
     if device == "cuda" and TargetSizes.of(read_config(model_dir)).state_per_sequence:
         return "SGLang's linear attention on a GPU does not support float32"
     return None
 
 
 def _requests_with_states(sizes: TargetSizes, max_requests: int, speculative: bool) -> int:
-    """Number of requests that can run at once, fewer if their recurrent states would exceed STATE_BYTES.
+    """The number of requests that can run at once; fewer than max_requests if recurrent states exceed STATE_BYTES.
 
     A verification also keeps a state for every token of the block, commonly 16.
     """
@@ -119,14 +119,14 @@ def _requests_with_states(sizes: TargetSizes, max_requests: int, speculative: bo
 
 
 def context_length(model_dir: Path, trust_remote_code: bool = False) -> int:
-    """SGLang's limit of tokens in a sequence of this checkpoint."""
+    """SGLang's limit for the number of tokens in a sequence of this checkpoint."""
     config = AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code)
     return int(get_context_length(config.get_text_config()))
 
 
 @frozen
 class Place:
-    """Device and ranks of this process's models."""
+    """The device and ranks of this process's models."""
 
     model_config: ModelConfig
     mem_fraction_static: float
@@ -134,11 +134,11 @@ class Place:
 
 
 def enter(arguments: ServerArgs, tp_rank: int = 0, store: dist.Store | None = None) -> Place:
-    """Makes this process one of SGLang's, before any model is loaded; `leave` undoes it.
+    """Make this process one of SGLang's, before any model is loaded; `leave` undoes it.
 
-    store: rendezvous of the ranks that share the model, all on this host; one rank needs none. Raises DataError
-    if the process has an open runtime or a process group, and for a checkpoint that SGLang would read as another
-    model; TransientError if a process of another user replaced a rank.
+    store: where ranks that share the model meet, all on this host; one rank needs none. Raises DataError if the process
+    has an open runtime or a process group, or if SGLang would read the checkpoint as another model. Raises
+    TransientError if another user's process replaced a rank.
     """
     check_served(Path(arguments.model_path))
     if dist.is_initialized():

@@ -25,7 +25,7 @@ from ops.lib.sglang.adapter import adapter
 
 @frozen
 class VisionTokens:
-    """Image tokens of a model, from its config."""
+    """The image tokens of a model and their sizes, from its config."""
 
     model_type: str
     image_token_id: int
@@ -37,7 +37,7 @@ class VisionTokens:
 
     @classmethod
     def of(cls, hf_config: Any) -> VisionTokens | None:
-        """The tokens of a vision model, None for a text model. `hf_config` is that of SGLang's ModelConfig."""
+        """The image tokens of a vision model; None for a text model. hf_config: from SGLang's ModelConfig."""
         vision = getattr(hf_config, "vision_config", None)
         if vision is None:
             return None
@@ -67,15 +67,15 @@ class VisionTokens:
 
 
 def _channels(vision: Any) -> int:
-    """Channels of a pixel, under another name in Qwen2.5-VL."""
+    """The channels of a pixel; Qwen2.5-VL has another name for the field."""
     return int(getattr(vision, "in_channels", None) or vision.in_chans)
 
 
 def make_request(sample: TokenSample, input_ids: Tensor, vision: VisionTokens | None, max_new_tokens: int = 1) -> Req:
-    """A greedy request for `input_ids` int64 [S], a prefix of the sample's ids or all of them, with its images.
+    """A greedy request for `input_ids` int64 [S], all of the sample's ids or a prefix, with its images.
 
-    Image tokens are expanded already, as in every TokenSample; SGLang finds each image by the padding values that it
-    derives from the image's hash. Raises DataError if the prefix and the images do not fit (see `check_expansion`).
+    Image tokens are expanded already, as in every TokenSample. SGLang finds an image by padding values derived from its
+    hash. Raises DataError if the prefix and the images do not fit (see `check_expansion`).
     """
     ids = array("q", input_ids.tolist())
     images = None
@@ -88,9 +88,9 @@ def make_request(sample: TokenSample, input_ids: Tensor, vision: VisionTokens | 
 def greedy_request(
     name: str, input_ids: Tensor, padded_ids: array[int], images: MultimodalInputs | None, max_new_tokens: int
 ) -> Req:
-    """Creates a greedy request for `input_ids` int64 [S].
+    """A greedy request for `input_ids` int64 [S].
 
-    padded_ids: the same with SGLang's padding values in the places of the images.
+    padded_ids: the ids with SGLang's padding values in place of image tokens.
     """
     request = Req(
         rid=name,
@@ -108,10 +108,10 @@ def greedy_request(
 
 
 def check_expansion(sample: TokenSample, input_ids: Tensor, vision: VisionTokens | None) -> None:
-    """Raises DataError if the engine would expect other image tokens than the ids have, or other pixel rows.
+    """Check that a sample's image tokens and pixel rows are those that the engine expects. Raises DataError.
 
-    An image of grid t, h, w is t*h*w / merge_size^2 tokens in one run after a vision start token, by which SGLang
-    finds its positions, and t*h*w pixel rows.
+    An image of grid t, h, w has t*h*w pixel rows, and t*h*w / merge_size^2 tokens in one run after a vision start
+    token.
     """
     if vision is None:
         raise DataError(f"sample {sample.id}: it has images, but the target is a text model: remove it")
@@ -153,7 +153,7 @@ def _row_mistakes(sample: TokenSample, vision: VisionTokens) -> Iterator[str]:
 
 
 def image_runs(input_ids: Tensor, image_token_id: int) -> list[tuple[int, int]]:
-    """[start, end) of each run of image tokens in ids [S]."""
+    """The range [start, end) of each run of image tokens in ids [S]."""
     is_image = torch.nn.functional.pad((input_ids == image_token_id).long(), (1, 1))
     steps = is_image.diff()
     starts, ends = ((steps == step).nonzero().flatten().tolist() for step in (1, -1))
@@ -174,7 +174,7 @@ def _image_inputs(sample: TokenSample, input_ids: Tensor, vision: VisionTokens |
 
 
 def _image_items(sample: TokenSample, input_ids: Tensor, vision: VisionTokens) -> Iterator[MultimodalDataItem]:
-    """One item for each image: its pixel rows, the positions of its tokens, and its hash."""
+    """SGLang's item for each image: its pixel rows, the positions of its tokens, and its hash."""
     rows = sample.image_grid_thw.prod(dim=1).tolist()
     tokens = [count // vision.merge_size**2 for count in rows]
     places = torch.nonzero(input_ids == vision.image_token_id).flatten().tolist()

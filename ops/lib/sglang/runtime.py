@@ -40,7 +40,7 @@ from ops.lib.sglang.version import require_sglang
 
 @define(eq=False)
 class SglangRuntime:
-    """One model of SGLang's in this process, ready for prefills; a context manager, because only one can be open."""
+    """A model loaded by SGLang in this process, ready for prefills; a context manager, as only one can be open."""
 
     server_args: ServerArgs
     model_config: ModelConfig
@@ -65,12 +65,12 @@ class SglangRuntime:
         tp_size: int = 1,
         store: dist.Store | None = None,
     ) -> Self:
-        """Loads the model of a checkpoint directory and allocates its pools.
+        """Load the model of a checkpoint directory, and allocate its memory pools.
 
         dtype: "float32", "bfloat16" or "float16". pool_tokens: tokens that one pass can hold. context_length: the
         longest sample. server_args: further arguments of SGLang's ServerArgs. With tp_size > 1 every rank of the group
-        calls this with one store, see `enter`. Raises DataError if SGLang is missing or an unsupported version, or
-        if this process has an open runtime or a process group.
+        calls this with one store, see `enter`. Raises DataError if SGLang is missing or unsupported, or if this process
+        has an open runtime or a process group.
         """
         require_sglang("the sglang backend")
         arguments = make_server_args(
@@ -112,7 +112,7 @@ class SglangRuntime:
         self.close()
 
     def close(self) -> None:
-        """Releases everything, so that another model can be started in this process."""
+        """Release everything, so that another model can be started in this process."""
         self.runner = None
         leave()
 
@@ -130,7 +130,9 @@ class SglangRuntime:
         return int(self.model_config.num_hidden_layers)
 
     def capture(self, samples: Sequence[TokenSample], layer_ids: Sequence[int]) -> list[Tensor]:
-        """The input of layer k+1 for each k of `layer_ids`, side by side: [S, F] of each sample; see `states`."""
+        """The features [S, F] of each sample: the inputs of layers k+1 for each k of `layer_ids`, concatenated. See
+        `states`.
+        """
         return [features_SF for features_SF, _final_SM in self.states(samples, layer_ids)]
 
     def states(
@@ -168,7 +170,7 @@ class SglangRuntime:
         return bool(flags.item())
 
     def check_length(self, name: str, tokens: int) -> None:
-        """Raises DataError for a sample too long for a pass."""
+        """Check that a sample fits one pass. Raises DataError."""
         if tokens > self.context_length or self._paged(tokens) > self.pool_tokens:
             raise DataError(
                 f"sample {name}: {tokens} tokens, and the runtime was started for samples of {self.context_length} "
@@ -177,10 +179,10 @@ class SglangRuntime:
 
     @torch.inference_mode()
     def token_log_probs(self, sample: TokenSample) -> Tensor:
-        """Log-probability of input_ids[1:], each given the tokens before it, float32 [S - 1] on the CPU.
+        """The log-probability of each token of input_ids[1:], given the tokens before it, float32 [S - 1] on the CPU.
 
-        As a server returns them for a prompt. For the token of an image the value has no meaning: SGLang looks up
-        the padding value in its place. Raises DataError for a sample too long for the runtime.
+        A server returns the same for a prompt. Values of image tokens are meaningless: SGLang looks up padding values
+        in their place. Raises DataError for a sample too long for the runtime.
         """
         self.check_length(sample.id, len(sample.input_ids))
         request = make_request(sample, sample.input_ids, self.vision)
@@ -192,7 +194,7 @@ class SglangRuntime:
         return output.input_token_logprobs[: len(sample.input_ids) - 1].float().cpu()
 
     def prefill(self, samples: Sequence[TokenSample]) -> None:
-        """The passes of `states` without keeping or copying states: the baseline for the speed of `states`."""
+        """Run the passes of `states` without keeping states: the baseline for the speed of `states`."""
         keep_no_layers(self.model)
         mm_schedule.embedding_cache.clear()
         with torch.inference_mode():
@@ -205,7 +207,7 @@ class SglangRuntime:
     def prepared(
         self, requests: Sequence[Req], mode: CaptureHiddenMode | None = None
     ) -> Iterator[tuple[ScheduleBatch, ForwardBatch]]:
-        """A batch of the requests, ready for its prefill; it is removed from the pools afterwards."""
+        """Open a context with a batch of requests ready for its prefill; it leaves the pools afterwards."""
         try:
             batch = prefill_batch(self.runner, requests)
             yield (
@@ -219,7 +221,7 @@ class SglangRuntime:
 
     @torch.inference_mode()
     def _prefill(self, requests: list[Req], layer_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Kept states [T, F] and final states [T, M] of one pass over the requests."""
+        """The kept states [T, F] and final states [T, M] of a single forward pass over the requests."""
         with (
             self.prepared(requests, CaptureHiddenMode.FULL) as (_batch, forward_batch),
             self._watched_head() as head,
@@ -236,9 +238,9 @@ class SglangRuntime:
 
     @contextmanager
     def _watched_head(self) -> Iterator[dict[str, Any]]:
-        """Records the head's inputs in the pass inside: states after the final norm, and kept states.
+        """Open a context that records the head's inputs in a forward pass: final-norm states, and kept states.
 
-        Without kept states SGLang would return the final ones in their place, whose width is that of one layer.
+        Without kept states SGLang would silently return the final ones, which have the width of one layer.
         """
         head = self.model.logits_processor
         signature = inspect.signature(head.forward)
@@ -263,14 +265,14 @@ class SglangRuntime:
         return fitting_groups(samples, tokens, self.pool_tokens, self.max_requests)
 
     def _paged(self, tokens: int) -> int:
-        """Pool tokens of a sample, in whole pages."""
+        """The pool tokens of a sample, in whole pages."""
         return padded_length(tokens, self.runner.page_size)
 
 
 def fitting_groups(
     samples: Sequence[TokenSample], tokens: Callable[[TokenSample], int], pool_tokens: int, max_requests: int
 ) -> Iterator[list[TokenSample]]:
-    """The samples in order, in groups of at most `max_requests` and `pool_tokens`. tokens: of a sample."""
+    """The samples in order, in groups of at most `max_requests` and `pool_tokens`. tokens: those of a sample."""
     group: list[TokenSample] = []
     total = 0
     for sample in samples:
@@ -287,7 +289,7 @@ def fitting_groups(
 def prefill_batch(
     runner: ModelRunner, requests: Sequence[Req], algorithm: SpeculativeAlgorithm = SpeculativeAlgorithm.NONE
 ) -> ScheduleBatch:
-    """A batch of the requests, ready for its first forward pass."""
+    """A batch of requests, ready for its first forward pass."""
     pools = {
         "req_to_token_pool": runner.req_to_token_pool,
         "token_to_kv_pool_allocator": runner.token_to_kv_pool_allocator,
@@ -309,6 +311,6 @@ def prefill_batch(
 
 
 def clear_pools(runner: ModelRunner) -> None:
-    """Clears the state of every request."""
+    """Clear the pools from the state of every request."""
     runner.req_to_token_pool.clear()
     runner.token_to_kv_pool_allocator.clear()

@@ -37,12 +37,11 @@ IMAGE_BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens
 
 @frozen(kw_only=True)
 class Served:
-    """Settings for serving a target: model_type as in its config.json, image_backend as in tokens.json.
+    """The settings for serving a target. model_type: as in its config.json. image_backend: as in tokens.json.
 
-    pixels: min_pixels and max_pixels of the training's images, both of them, if those of the target differ.
-    dtype: of the weights and the cache, explicit since SGLang's default turns a float32 checkpoint into float16.
-    server_args: SGLang's arguments in the capture of the training, as in features.json.
-    versions: of SGLang, any of which may serve.
+    pixels: min_pixels and max_pixels of the training's images, both, if they differ from the target's. dtype: of
+    weights and cache; SGLang's default would turn a float32 checkpoint into float16. server_args: SGLang's arguments in
+    the training's capture, from features.json. versions: those of SGLang that may serve.
     """
 
     model_type: str
@@ -56,17 +55,17 @@ class Served:
 
     @property
     def captured_flags(self) -> list[str]:
-        """The number formats in which the target was captured, as arguments of the server."""
+        """The server arguments that repeat the number formats of the target's capture."""
         return number_formats(self.server_args)
 
     @property
     def unfit_versions(self) -> tuple[str, ...]:
-        """The versions whose own launcher would fail for this target with a draft, so that dflow's is needed."""
+        """The versions of SGLang whose launcher fails for this target with a draft, so that dflow's must be used."""
         return tuple(version for version in self.versions if self.model_type in PATCHED_TYPES.get(version, ()))
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables that the server needs."""
+        """The environment variables that the server needs."""
         if self.model_type in CONVOLUTION_TYPES and self.dtype != "bfloat16":
             return {"SGLANG_MAMBA_CONV_DTYPE": self.dtype}
         return {}
@@ -80,10 +79,11 @@ class Served:
         model_dir: Path,
         engine: str | None = None,
     ) -> Served:
-        """The settings with which a server gives a draft the hidden states that it was trained on.
+        """The serving settings with which a draft gets the hidden states that it was trained on.
 
-        target, config: the content of target.json and of the checkpoint's config.json. captured: the entry of this name
-        in the draft's training.json. model_dir: the checkpoint. engine: of export_draft, None: any supported SGLang.
+        target, config: content of target.json and of the checkpoint's config.json. captured: the entry of this name in
+        the draft's training.json. model_dir: the checkpoint. engine: as set in export_draft; None: any supported
+        SGLang.
         """
         return cls(
             model_type=target["model_type"],
@@ -110,9 +110,7 @@ class Address:
 
 @frozen(kw_only=True)
 class DraftOption:
-    """The draft's serving directory, its verified tokens, for which SGLang has a default, and SGLang's name of its
-    algorithm.
-    """
+    """A draft to serve: its serving directory, its number of verified tokens, and SGLang's name of its algorithm."""
 
     path: str
     block_size: int
@@ -127,10 +125,10 @@ def launch_command(
     address: Address = Address(),
     extra: Sequence[str] = (),
 ) -> list[str]:
-    """The command, as a list of arguments that begins with "python"; without a draft only the target is served.
+    """The command that starts SGLang, as a list that begins with "python"; without a draft it serves only the target.
 
     target: the checkpoint directory (model/ of a TargetModel) or a model id. extra: further arguments for SGLang, which
-    override those before them.
+    override earlier ones.
     """
     launcher = PATCHED_LAUNCHER if served.unfit_versions and draft is not None else LAUNCHER
     command = ["python", "-m", launcher, "--model-path", target, "--dtype", served.dtype]
@@ -149,7 +147,7 @@ def launch_command(
 
 
 def number_formats(server_args: Mapping[str, Any] | None) -> list[str]:
-    """The server_args of a capture that serving must repeat, as arguments of SGLang's command line."""
+    """The command line arguments of a capture's server_args that serving must repeat."""
     values = server_args or {}
     return [
         part for name in NUMBER_FORMATS if name in values for part in (f"--{name.replace('_', '-')}", str(values[name]))
@@ -166,7 +164,7 @@ def checkpoint_dtype(config: Mapping[str, Any]) -> str:
 
 
 def shell_line(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The command as a line for a shell."""
+    """A command as a line for a shell, with its environment variables."""
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(command)])
 
 

@@ -29,7 +29,7 @@ class NoPrefixes(SimpleNamespace):
         return True
 
     def evict(self, _params: Any) -> None:
-        """Does nothing: there is nothing to evict."""
+        """Do nothing: there is nothing to evict."""
 
 
 def tensor_transport() -> Any:
@@ -46,12 +46,14 @@ def extend_to_end(request: Req) -> None:
 
 
 def bind_slots(_forward_batch: ForwardBatch, _runner: ModelRunner) -> None:
-    """Does nothing, as nothing is missing: attention takes the slots of the batch as they are."""
+    """Do nothing: in this version attention uses the batch's slots as they are."""
 
 
 def patch_setter(model: Any) -> bool:
-    """Qwen3.5 without a vision tower defines the method twice, and the second, which wins, does not increment the ids.
-    Nothing fails; every feature is that of the previous layer, and the draft's proposals are rejected.
+    """Correct the setter of Qwen3.5 without a vision tower; False if nothing is wrong.
+
+    The class defines the method twice, and the second, which wins, does not increment the ids. Then every feature is
+    that of the previous layer, and the draft's proposals are silently rejected.
     """
     wrapper = type(model)
     if wrapper.__module__.endswith(".qwen3_5_text") and getattr(wrapper, SETTER) is not _capture_behind:
@@ -61,6 +63,6 @@ def patch_setter(model: Any) -> bool:
 
 
 def _capture_behind(wrapper: Any, layers: list[int]) -> None:
-    """The output of a layer is the input of the next one."""
+    """Set the layers so that each one's output is kept, as the input of the next layer."""
     wrapper.capture_aux_hidden_states = True
     wrapper.model.set_dflash_layers_to_capture([layer + 1 for layer in layers])

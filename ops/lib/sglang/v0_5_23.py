@@ -26,10 +26,10 @@ class NoPrefixes(SimpleNamespace):
         return True
 
     def evict(self, _params: Any) -> None:
-        """Does nothing: there is nothing to evict."""
+        """Do nothing: there is nothing to evict."""
 
     def maybe_hand_to_session(self, _request: Req) -> None:
-        """Does nothing: there is no session."""
+        """Do nothing: there is no session."""
 
 
 def tensor_transport() -> Any:

@@ -25,12 +25,14 @@ def installed_version() -> str | None:
 
 
 def versions_of(engine: str | None) -> tuple[str, ...]:
-    """The versions for which a draft was exported; `engine` is that of export_draft, None for all supported ones."""
+    """The versions of SGLang for which a draft was exported. engine: as set in export_draft, None for all supported
+    ones.
+    """
     return VERSIONS if engine is None else (engine.removeprefix("sglang-"),)
 
 
 def either(versions: tuple[str, ...]) -> str:
-    """The versions in a sentence."""
+    """The versions joined by "or", for a sentence."""
     return " or ".join(versions)
 
 
@@ -41,11 +43,11 @@ def backend_info(server_args: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def require_sglang(what: str, engine: str | None = None) -> str:
-    """The installed version of SGLang.
+    """Check that a supported version of SGLang is installed, and return it.
 
-    engine: for which the draft was exported, see `versions_of`. Raises DataError if SGLang is missing, not supported or
-    not that engine, so that `what` cannot work: its internals change with every release, and a call that still runs may
-    return something else.
+    engine: the one for which the draft was exported, see `versions_of`. what: the purpose, for the error. Raises
+    DataError if SGLang is missing, unsupported or not that engine. Its internals change with every release, and calls
+    might return something else.
     """
     found, wanted = installed_version(), versions_of(engine)
     if found in wanted:

@@ -27,7 +27,7 @@ def grouped_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention [B, Q, H, D] without weights; the arguments are those of transformers' `sdpa_attention_forward`."""
+    """Attention [B, Q, H, D], without its weights; takes the arguments of transformers' `sdpa_attention_forward`."""
     if attention_mask is None or q_BHQD.device.type != "cpu" or torch.is_grad_enabled():
         return sdpa_attention_forward(
             module, q_BHQD, k_BGCD, v_BGCD, attention_mask, dropout=dropout, scaling=scaling, **options

@@ -31,8 +31,8 @@ AGAIN = "copy or download it again"
 
 
 def loading_mistakes(checkpoint: str, trust_remote_code: bool) -> list[str]:
-    """Why a checkpoint cannot be loaded, a sentence each with the remedy; of a path that does not exist, which may be
-    a model id, nothing.
+    """Sentences on why a checkpoint cannot be loaded, with remedies; empty for a missing path, which may be
+    a model id.
     """
     path = Path(checkpoint)
     return list(_loading_mistakes(path, trust_remote_code, _state(path))) if path.exists() else []
@@ -47,25 +47,25 @@ def _loading_mistakes(path: Path, trust_remote_code: bool, _state: State) -> tup
 
 
 def _state(path: Path) -> State:
-    """What changes with the files of a directory."""
+    """A description of a directory's files that changes when they do."""
     files = sorted([*path.iterdir(), *path.glob("*/*.jinja")]) if path.is_dir() else [path]
     status = ((file, file.stat() if file.exists() else file.lstat()) for file in files)
     return tuple((str(file), each.st_mtime_ns, each.st_size, each.st_ino) for file, each in status)
 
 
 def draft_folder_mistakes(path: Path) -> list[str]:
-    """Why a directory's files cannot be those of a draft, whose code is never run and which has no processor."""
+    """Sentences on why a directory does not hold a draft's files. A draft has no code and no processor."""
     return _files_mistakes(path, "draft", _json_mistakes)
 
 
 def checkpoint_mistakes(path: Path) -> list[str]:
-    """Why a directory cannot be a target, whether or not its code is trusted."""
+    """Sentences on why a directory cannot be a target, apart from trust in its code."""
     mistakes = _files_mistakes(path, "target", lambda path: _json_mistakes(path) or _config_mistakes(path))
     return mistakes + stored_mistakes(path)
 
 
 def _files_mistakes(path: Path, kind: str, check_json: Callable[[Path], list[str]]) -> list[str]:
-    """Mistakes of the files of a directory: of pointers, JSON files and weights.
+    """Mistakes in the files of a directory: pointers of git-lfs, JSON files and weights.
 
     kind: what the files are for. check_json: not called where a JSON file is only a pointer.
     """
@@ -80,7 +80,7 @@ def _files_mistakes(path: Path, kind: str, check_json: Callable[[Path], list[str
 
 
 def stored_mistakes(path: Path) -> list[str]:
-    """What a readable config.json and readable headers say against the weights."""
+    """Mistakes in the weights, by a readable config.json and readable headers."""
     try:
         config = with_defaults(read_object(path / "config.json"))
         files = [file for file in weight_files(path) if not _raised(tensor_headers, file)]
@@ -120,7 +120,7 @@ def ends_mistakes(directory: Path, embed_key: str | None, lm_head_key: str | Non
 
 
 def processor_folder_mistakes(processor: str | None, trust_remote_code: bool = False) -> list[str]:
-    """Why a processor cannot be loaded from a directory; nothing of a built-in one or a model id."""
+    """Sentences on why a processor cannot be loaded from a directory; empty for a built-in one or a model id."""
     if processor is None or not Path(processor).is_dir():
         return []
     directory = Path(processor)
@@ -137,7 +137,7 @@ def _processor_mistakes(directory: Path, _state: State) -> list[str]:
 
 
 def pixel_mistakes(processor: str | None, min_pixels: int | None, max_pixels: int | None) -> dict[str, str]:
-    """Why a limit of a node excludes those in the readable files of its processor; nothing of a model id."""
+    """The conflict between a node's pixel limits and its processor's files, by field; empty for a model id."""
     if processor is None or not Path(processor).is_dir():
         return {}
     mistakes = _raised(chosen_limits, processor, *image_settings(Path(processor)), min_pixels, max_pixels)
@@ -145,7 +145,9 @@ def pixel_mistakes(processor: str | None, min_pixels: int | None, max_pixels: in
 
 
 def chat_template_mistakes(file: str | None) -> dict[str, str]:
-    """Why the file of the field chat_template is no template; nothing without one, which a graph reports."""
+    """A mistake, by field, if the chat_template file is no template; empty without a file, which is
+    reported elsewhere.
+    """
     if file is None or not Path(file).exists():
         return {}
     from ops.lib.vision.chat_template import read_chat_template  # loads jinja2
@@ -157,7 +159,9 @@ def chat_template_mistakes(file: str | None) -> dict[str, str]:
 def thinking_mistakes(
     enable_thinking: bool | None, chat_template: str | None, processor: str | None, builtin: str = ""
 ) -> dict[str, str]:
-    """Why no chat template reads enable_thinking: that of the file, else of the directory, else the built-in one."""
+    """A mistake, by field, if no chat template reads enable_thinking: the file's, else the directory's,
+    else built-in.
+    """
     if enable_thinking is None or (chat_template is not None and not Path(chat_template).exists()):
         return {}
     from ops.lib.vision.chat_template import check_thinking, read_chat_template  # loads jinja2
@@ -178,7 +182,11 @@ def thinking_mistakes(
 
 
 def _something_else(path: Path, kind: str) -> list[str]:
-    """What the path is instead of a checkpoint, which explains everything else that is missing. kind: what for."""
+    """Sentences on what a path is instead of a checkpoint, such as GGUF weights or an empty folder. kind: what it is
+    for.
+
+    They explain everything else that is missing; empty if the path may be a checkpoint.
+    """
     weights = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     quantized = path if path.suffix == ".gguf" else next(iter(sorted(path.glob("*.gguf"))), None)
     if quantized is not None and (path.is_file() or not weights):
@@ -201,7 +209,7 @@ def _something_else(path: Path, kind: str) -> list[str]:
 
 
 def _json_mistakes(directory: Path) -> list[str]:
-    """A link out of the directory, which is not followed, or a file that is no JSON."""
+    """Mistakes for JSON files that are links out of the directory, or no JSON."""
     return _raised(check_reads, directory) or _raised(check_json_files, directory)
 
 
@@ -222,7 +230,7 @@ def _config_mistakes(directory: Path) -> list[str]:
 
 
 def _pointers(directory: Path) -> list[Path]:
-    """The files that are pointers of git-lfs to the content."""
+    """The files that are only git-lfs pointers to their content."""
     files = (file for file in sorted(directory.iterdir()) if file.is_file())
     return [file for file in files if _first_bytes(file, len(POINTER)) == POINTER]
 
@@ -246,7 +254,7 @@ def _weights_mistakes(directory: Path, pointers: list[Path], kind: str) -> list[
 
 
 def _check_shards(index: Path) -> None:
-    """Raises DataError for an index that names missing files."""
+    """Check that an index names no missing files. Raises DataError."""
     named = read_object(index).get("weight_map")
     if not isinstance(named, Mapping) or not all(isinstance(name, str) for name in named.values()):
         raise DataError(f"{index}: no weight_map of tensors to files; {AGAIN}")
@@ -260,7 +268,7 @@ def _check_shards(index: Path) -> None:
 
 
 def _check_size(file: Path) -> None:
-    """Raises DataError for a shard that has not the size that its header says."""
+    """Check that a shard has the size that its header says. Raises DataError."""
     expected, size = _expected_size(file), file.stat().st_size
     if size < expected:
         raise DataError(f"{file}: truncated, {size:,} of {expected:,} bytes; {AGAIN}")

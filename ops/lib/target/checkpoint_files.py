@@ -34,9 +34,9 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"  # by which 
 
 
 def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
-    """Copy the files of a folder that match one of the patterns; code and other weight formats are not copied.
+    """Copy the files of a folder that match the patterns, except code and other weight formats.
 
-    Raises DataError for a link that leads out of the checkpoint: a stranger's could bring a private file along.
+    Raises DataError for a link that leads out of the checkpoint, since it could copy a private file.
     """
     target.mkdir(parents=True, exist_ok=True)
     for pattern in patterns:
@@ -47,8 +47,9 @@ def copy_files(source: Path, target: Path, patterns: Sequence[str]) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The files whose tensors transformers loads: the single one, else those that the index names and that are there,
-    else all, none of which it would. Raises DataError for an index that is no JSON object.
+    """The files whose tensors transformers would load: the single file, else the existing ones that the index names.
+
+    Without both, all safetensors files. Raises DataError for an index that is no JSON object.
     """
     every = sorted(directory.glob("*.safetensors"))
     if (directory / SINGLE).is_file():
@@ -61,7 +62,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def check_weights(directory: Path, kind: str = "target") -> None:
-    """Raises DataError where transformers would find no safetensors, but perhaps a pickle. kind: what it is for."""
+    """Check that a checkpoint has safetensors files, not just pickles. Raises DataError. kind: for the message."""
     if not any(directory.glob("*.safetensors")):
         pickles = sorted(file.name for file in directory.glob("*.bin"))
         remedy = "download the *.safetensors as well"
@@ -78,8 +79,9 @@ def check_weights(directory: Path, kind: str = "target") -> None:
 
 
 def trusts_own_code(directory: Path, info: Mapping[str, Any]) -> bool:
-    """Whether code of a checkpoint directory may run: its target.json says that the node which made it trusts it, and
-    there is some. Raises DataError as `check_code`.
+    """Whether code of a checkpoint directory may run: there is some, and its target.json trusts it.
+
+    Raises DataError as `check_code` does.
     """
     trusted = bool(info.get("trust_remote_code", False)) and any(directory.glob("*.py"))
     check_code(directory, trusted)

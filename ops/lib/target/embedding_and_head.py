@@ -30,7 +30,7 @@ def frozen_ends(
 ) -> tuple[Tensor, Head]:
     """Embedding [V, M] and head; nothing else is read from the checkpoint's files.
 
-    They go from the file's pages to the device and are cast there: a rank allocates no host memory for them.
+    They are copied from the file's pages to the device and cast there, without host memory of the rank.
     """
     info: Mapping[str, Any] = read_json(target.path / "target.json")
     files = tensor_files(target.path / "model")
@@ -151,8 +151,9 @@ def stored_dtype(directory: Path) -> torch.dtype | None:
 
 
 def tensor_files(directory: Path) -> dict[str, Path]:
-    """Tensor name -> safetensors file, of those that transformers loads. Raises DataError if the directory has none, or
-    a damaged one.
+    """The safetensors file of each tensor that transformers loads, by the tensor's name.
+
+    Raises DataError if the directory has none, or a damaged one.
     """
     files = weight_files(directory)
     if not files:

@@ -32,10 +32,10 @@ def feature_info(
     final_hidden: bool,
     backend: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of features.json except its shards, for features stored or captured during training.
+    """The content of features.json except its shards, for features that are stored or captured during training.
 
-    backend: its entry for a backend other than transformers. It is a parameter, because the code of another backend,
-    if it were imported here, would be in the key of every capture.
+    backend: its entry for a backend other than transformers. It is an argument since importing another backend here
+    would add its code to the key of every capture.
     """
     info, of_tokens = target_info(target), read_json(tokens.path / "tokens.json")
     return {
@@ -63,8 +63,9 @@ def write_feature_shard(
     token_offsets: Tensor,
     final_hidden: Tensor | None = None,
 ) -> None:
-    """Writes features [T, F], input_ids [T], loss_mask [T], token_offsets [N + 1] and, if kept, final_hidden [T, M]
-    as one safetensors file.
+    """Write a shard of features as one safetensors file.
+
+    features [T, F], input_ids [T], loss_mask [T], token_offsets [N + 1] and, if kept, final_hidden [T, M].
     """
     tensors = {
         "features": features.contiguous(),
@@ -98,7 +99,7 @@ class FeatureReader:
                 self.lengths.append(end - start)
 
     def _check_stored(self, path: Path, tensors: Any) -> None:
-        """Raises DataError if a shard has other features than features.json describes."""
+        """Check that a shard has the features that features.json describes. Raises DataError."""
         stored = tensors.get_slice("features")
         dtype = stored.get_dtype()
         found = f"{_DTYPES.get(dtype, dtype)} features of width {stored.get_shape()[1]}"
@@ -137,10 +138,10 @@ FINAL = ("the final norm",)  # which the final hidden states come from
 
 
 def check_finite(states_TW: Tensor, rows: Sequence[tuple[str, int]], parts: Sequence[str], setting: str) -> None:
-    """Raises DataError for values that are not finite, with the sample, the part and what to do.
+    """Check that all values are finite. Raises DataError that names the sample, the part and a remedy.
 
-    rows: id and number of rows of each sample, one after the other. parts: what equal shares of the width come from.
-    setting: the field of the op that holds their dtype. One pass over the states, whose result is waited for.
+    rows: id and number of rows of each sample, in order. parts: the names of the equal parts of the width. setting: the
+    op's field with their dtype. It reads the states once, and waits for the result.
     """
     if not states_TW.numel() or bool(torch.stack(torch.aminmax(states_TW)).isfinite().all()):
         return
@@ -157,7 +158,7 @@ def check_finite(states_TW: Tensor, rows: Sequence[tuple[str, int]], parts: Sequ
 
 
 def layer_parts(layer_ids: Sequence[int]) -> list[str]:
-    """The parts of features."""
+    """The names of the parts of a feature, one for each layer."""
     return [f"layer {layer}" for layer in layer_ids]
 
 

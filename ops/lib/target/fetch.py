@@ -24,14 +24,14 @@ from ops.lib.target.stored_weights import FILES
 
 
 def patterns(trust_remote_code: bool) -> tuple[str, ...]:
-    """Patterns of the files of a checkpoint to download; its code only if trusted."""
+    """The patterns of a checkpoint's files to download; code only if trusted."""
     return (*CONFIGS, *WEIGHTS, *PROCESSOR, *(CODE if trust_remote_code else ()))
 
 
 def find_checkpoint(name: str, revision: str | None, trust_remote_code: bool = False) -> Path:
     """The directory of a checkpoint; a model id is downloaded into Hugging Face's cache first.
 
-    Raises DataError with all mistakes if it is none that can be loaded, or needs its own code and that is not trusted.
+    Raises DataError with all mistakes if it cannot be loaded, or needs its own code without trust.
     """
     directory = Path(name)
     if not directory.exists():
@@ -66,7 +66,7 @@ def fetch(model_id: str, revision: str | None, allow_patterns: Sequence[str]) ->
 
 
 def _why(error: Exception) -> str:
-    """What failed, and what to do."""
+    """A text on why a download failed, and what to do."""
     if isinstance(error, GatedRepoError):
         return "its page asks for agreement; agree there, then `hf auth login`"
     if isinstance(error, RepositoryNotFoundError):

@@ -44,17 +44,17 @@ class Target:
 
     @classmethod
     def load(cls, target: TargetModel, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Target:
-        """Loads model/ through `from_pretrained`, frozen. Raises DataError if the directory is incomplete."""
+        """Load a target's model/ through `from_pretrained`, frozen. Raises DataError if the directory is incomplete."""
         return cls.from_directory(target.path / "model", target_info(target), device, dtype)
 
     @classmethod
     def from_directory(
         cls, directory: Path, info: Mapping[str, Any], device: str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Target:
-        """Loads a checkpoint directory; its own code runs only as `trusts_own_code` says.
+        """Load the target of a checkpoint directory. The checkpoint's own code runs only as `trusts_own_code` allows.
 
-        Weights are loaded in the dtype of the files, so transformers keeps them in the files' pages; all processes of a
-        machine share those. Each is then moved to the device, and cast there.
+        Weights are loaded in the files' dtype, so that they stay in the files' pages, which all processes of a machine
+        share. Each is then moved to the device, and cast there.
         """
         family = family_of(read_config(directory))
         check_weights(directory)
@@ -117,7 +117,7 @@ class Target:
 
     @property
     def has_linear_attention(self) -> bool:
-        """Whether some layers have a recurrent state: padding must not come before tokens."""
+        """Whether some layers have a recurrent state, for which padding must not come before tokens."""
         return self.family.has_linear_attention
 
     def inputs(self, samples: Sequence[TokenSample]) -> ModelInputs:
@@ -137,20 +137,20 @@ class Target:
         return self.model.base_model(**self.model_arguments(inputs), use_cache=False).last_hidden_state
 
     def model_arguments(self, inputs: ModelInputs) -> dict[str, Any]:
-        """Arguments of the model's forward for a batch that starts at position 0; the model derives the positions.
+        """The arguments of the model's forward for a batch that starts at position 0; the model derives the positions.
 
-        Its cached positions of an earlier prompt are dropped first, because they would shift every later token.
+        Positions cached for an earlier prompt are dropped first, as they would shift every later token.
         """
         self.forget_positions()
         return self.family.arguments(inputs)
 
     def forget_positions(self) -> None:
-        """Drops the model's cached positions of the last prefill."""
+        """Drop the model's cached positions of the last prefill."""
         self.family.forget_positions(self.model)
 
     @contextmanager
     def capture_inputs(self, layer_ids: Sequence[int]) -> Iterator[LayerInputs]:
-        """Opens a context in which every forward pass records the input of layer k+1 for each k of `layer_ids`.
+        """Open a context in which every forward pass records the input of layer k+1 for each k of `layer_ids`.
 
         That input is the feature of layer k that serving engines capture. `hidden_states[k + 1]` differs from it if
         something is added between layers (deepstack).
@@ -180,12 +180,12 @@ class LayerInputs:
         return record
 
     def features(self) -> Tensor:
-        """[B, S, L * M] of the last forward pass, layers side by side in the order of the ids."""
+        """The captured features of the last forward pass, [B, S, L * M], layers in the order of the ids."""
         return torch.cat([self.by_layer[k] for k in self.layer_ids], dim=-1)
 
 
 def _loaded(directory: Path, load: Callable[..., Any], **options: Any) -> Any:
-    """What `load` makes of the directory. Raises DataError where transformers cannot."""
+    """The result of `load` for a directory. Raises DataError where transformers cannot load it."""
     try:
         return load(directory, **options)
     except LOADING_ERRORS as error:
@@ -205,7 +205,7 @@ def chosen_attention(family: Family) -> str | None:
 
 
 def place_weights(model: nn.Module, device: str, dtype: torch.dtype) -> None:
-    """Moves a model to the device, and casts its checkpoint tensors, one at a time.
+    """Move a model to the device, and cast its checkpoint tensors, one at a time.
 
     Tensors that the model computes, such as rotary frequencies, keep their dtype.
     """
@@ -245,7 +245,7 @@ def describe_target(
     lm_head_key: str | None = None,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """The target.json of a checkpoint directory. Raises DataError for a checkpoint that cannot be a target."""
+    """The content of target.json for a checkpoint directory. Raises DataError for one that cannot be a target."""
     try:
         family = family_of(read_config(directory))
         family.check()
@@ -280,7 +280,10 @@ def describe_target(
 
 
 def check_samples_fit(readers: Iterable[TokenReader], target: TargetModel) -> None:
-    """Rejects samples that the target cannot read: `check_tokens_fit` and `check_images_fit`, without loading it."""
+    """Check that the target can read samples, by `check_tokens_fit` and `check_images_fit`, without loading it.
+
+    Raises DataError.
+    """
     info, family = target_info(target), family_of(read_config(target.path / "model"))
     for reader in readers:
         check_tokens_fit(reader.info, info)
@@ -288,20 +291,23 @@ def check_samples_fit(readers: Iterable[TokenReader], target: TargetModel) -> No
 
 
 def check_tokens_fit(tokens: Mapping[str, Any], target: Mapping[str, Any]) -> None:
-    """Rejects tokens made for another vocabulary; `tokens` is tokens.json, `target` target.json. Raises DataError."""
+    """Check that tokens were made for the target's vocabulary. Raises DataError.
+
+    tokens: content of tokens.json. target: content of target.json.
+    """
     wrong = foreign_tokens(tokens["vocab_size"], tokens["eos_token_ids"], target["vocab_size"], target["eos_token_ids"])
     if wrong:
         raise DataError(wrong)
 
 
 def check_images_fit(reader: TokenReader, family: Family) -> None:
-    """Rejects image samples that the target cannot read: a text model, or one with other patches. Raises DataError."""
+    """Check that the target can read image samples: it must see, with the same patches. Raises DataError."""
     if any(record["category"] == "image" for record in reader.records):
         check_patches_fit(reader.info, family)
 
 
 def check_patches_fit(tokens: Mapping[str, Any], family: Family) -> None:
-    """Rejects images of another processor; `tokens`, the content of tokens.json, describes it. Raises DataError."""
+    """Check that images were made by a fitting processor. tokens: content of tokens.json. Raises DataError."""
     if not (isinstance(family, VisionFamily) and family.has_vision):
         raise DataError("the tokens have images, but the target is a text model: remove the image samples")
     wanted = {
@@ -320,7 +326,7 @@ def check_patches_fit(tokens: Mapping[str, Any], family: Family) -> None:
 
 
 def write_target_json(out_dir: Path, info: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-    """Writes target.json, as `describe_target` returns it, and metrics.json."""
+    """Write target.json, as `describe_target` returns it, and metrics.json."""
     write_json(out_dir / "target.json", dict(info))
     write_json(out_dir / "metrics.json", dict(metrics))
 
@@ -351,7 +357,7 @@ def _resolved(directory: Path, config: Mapping[str, Any], trust: bool) -> dict[s
 
 
 def check_served(directory: Path) -> None:
-    """Raises DataError for a checkpoint that SGLang loads differently from transformers, or not at all."""
+    """Check that SGLang loads a checkpoint as transformers does. Raises DataError."""
     family = family_of(read_config(directory))
     try:
         family.check()
@@ -363,7 +369,9 @@ def check_served(directory: Path) -> None:
 
 
 def _check_experts(directory: Path, hidden_size: int) -> None:
-    """Raises DataError unless down projections are [experts, intermediate, hidden], as in the family's checkpoints."""
+    """Check that down projections are [experts, intermediate, hidden], as in the family's checkpoints. Raises
+    DataError.
+    """
     files = tensor_files(directory)
     name = next((name for name in sorted(files) if is_expert(name) and name.endswith("down_proj")), None)
     if name is None:

@@ -33,10 +33,10 @@ from ops.lib.vision.batch import ModelInputs
 
 @frozen(eq=False)
 class Prefill:
-    """A cache that holds the prompts, and the logits behind them.
+    """A cache that holds the prompts, and the logits of the next token.
 
-    mask_BS: 1 where the cache holds a token. offset_B: how far the positions of what follows lie from the count of a
-    row's tokens (an image takes fewer positions than tokens).
+    mask_BS: 1 where the cache holds a token. offset_B: the difference between the next position and the number of
+    tokens in a row (an image takes fewer positions than tokens).
     """
 
     cache: DynamicCache
@@ -72,9 +72,9 @@ def pad_left(inputs: ModelInputs) -> ModelInputs:
 
 
 def mask_with_diagonal(*, q_offset: int = 0, kv_offset: int = 0, **others: Any) -> Tensor | None:
-    """transformers' `sdpa_mask`, bool [B, 1, Q, C] or None for the causal mask, with no row that sees nothing.
+    """The mask of transformers' `sdpa_mask`, in which a row that sees nothing sees its own diagonal.
 
-    Arguments are those of `sdpa_mask`. Only the diagonal of rows that see nothing is set; all else is as it was.
+    bool [B, 1, Q, C], or None for the causal mask. Takes the arguments of `sdpa_mask`; other rows stay as they are.
     """
     mask_B1QC = sdpa_mask(q_offset=q_offset, kv_offset=kv_offset, **others)
     if mask_B1QC is None:

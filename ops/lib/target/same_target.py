@@ -26,7 +26,7 @@ def is_same_target(recorded: str, digest: str, folder: Path | None) -> bool:
 
 @lru_cache(maxsize=64)
 def _differs_by_mask(recorded: str, folder: Path) -> bool:
-    """Whether the folder's artifact would have the recorded digest with another mask token in its target.json."""
+    """Whether the artifact in a folder differs from the recorded digest only by the mask token in its target.json."""
     info, manifest = read_object(folder / INFO) or {}, read_object(folder / MANIFEST) or {}
     mask, size, files = info.get("mask_token_id"), info.get("vocab_size"), manifest.get("files")
     if type(mask) is not int or type(size) is not int or not isinstance(files, dict):

@@ -62,8 +62,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @frozen(kw_only=True)
 class TargetSizes:
-    """Parameters of a target's parts. head: 0 if it is the embedding; mtp: layers that predict several tokens, which
-    are in the checkpoint's files and not loaded; text and vision: the parts of its config.
+    """The numbers of parameters in the parts of a target.
+
+    head: 0 if it is the embedding. mtp: layers that predict several tokens; they are in the files but not loaded. text,
+    vision: those parts of the config.
     """
 
     embedding: int
@@ -105,7 +107,7 @@ class TargetSizes:
 
     @property
     def state_per_sequence(self) -> int:
-        """Elements of the recurrent and convolution states of a sequence in all layers of linear attention."""
+        """The number of state elements of a sequence in all linear attention layers, recurrent and convolutional."""
         linear = sum(kind == LINEAR for kind in layer_types(self.text))
         if not linear:
             return 0
@@ -183,7 +185,7 @@ def _any_mlp(text: Config, layer: int) -> int:
 
 
 def context_length(text: Config) -> int | None:
-    """The positions of a target by the text part of its config; None if it names no number of them."""
+    """The number of positions that a target supports, from the text part of its config; None if it names none."""
     trained = text.get("max_position_embeddings")
     if not isinstance(trained, int):
         return None
@@ -208,9 +210,7 @@ def layer_types(text: Config) -> list[str]:
 
 
 def check_tables(config: Config) -> None:
-    """Raises DataError for a member of a config.json that is no object where one is read, and for sizes of the vision
-    tower beyond those of any target.
-    """
+    """Check that the tables in a config.json are objects, and vision sizes plausible. Raises DataError."""
     for name in ("text_config", "vision_config"):
         _check_table(config, name)
     for table in (config, config.get("text_config") or {}):
@@ -225,7 +225,7 @@ def _check_table(table: Config, name: str) -> None:
 
 
 def named_dtype(config: Config) -> str | None:
-    """The dtype that a target's config.json names; None for none. Raises DataError for a value that is no name."""
+    """The dtype that a target's config.json names; None without one. Raises DataError for an invalid value."""
     text = config.get("text_config")
     tables = (config, text) if isinstance(text, Mapping) else (config,)
     found = next(((key, table[key]) for key in ("dtype", "torch_dtype") for table in tables if table.get(key)), None)
@@ -242,7 +242,7 @@ def head_dim(text: Config) -> int:
 
 
 def _layer(text: Config, kind: str) -> int:
-    """A decoder layer without its MLP: two norms and the mixing of tokens."""
+    """The parameters of a decoder layer without its MLP: two norms, and attention or linear attention."""
     M = text["hidden_size"]
     return 2 * M + (_linear_attention(text) if kind == LINEAR else _attention(text))
 
@@ -261,7 +261,7 @@ def _attention(text: Config) -> int:
 
 
 def _linear_widths(text: Config) -> tuple[int, int, int]:
-    """Widths of keys and values, and value heads, of a gated delta rule."""
+    """The widths of keys and values, and the number of value heads, of a gated delta rule."""
     heads = text["linear_num_value_heads"]
     return (
         text["linear_num_key_heads"] * text["linear_key_head_dim"],
@@ -279,7 +279,7 @@ def _linear_attention(text: Config) -> int:
 
 
 def _mlp(text: Config, layer: int) -> int:
-    """A gated MLP, or a router with its experts and, in some families, a shared one behind a gate."""
+    """The parameters of an MLP: a gated one, or a router with experts and, in some families, a gated shared expert."""
     M, E = text["hidden_size"], _experts(text)
     dense = layer in (text.get("mlp_only_layers") or []) or (layer + 1) % (text.get("decoder_sparse_step") or 1) != 0
     if not E or dense:
@@ -290,12 +290,12 @@ def _mlp(text: Config, layer: int) -> int:
 
 
 def _experts(text: Config) -> int:
-    """Experts of a layer; transformers writes them under the other name."""
+    """The number of experts in a layer, which transformers writes under another name."""
     return int(text.get("num_experts") or text.get("num_local_experts") or 0)
 
 
 def _mtp(text: Config) -> int:
-    """Layers of full attention after a projection of [embedding, hidden state], with three norms."""
+    """The parameters of the layers that predict several tokens: full attention after a projection, with three norms."""
     count, M = text.get("mtp_num_hidden_layers") or 0, text["hidden_size"]
     if not count:
         return 0
@@ -303,7 +303,7 @@ def _mtp(text: Config) -> int:
 
 
 def _vision(vision: Config) -> int:
-    """A vision tower of Qwen's, mergers included."""
+    """The parameters of Qwen's vision tower, including its mergers."""
     M, W, out = vision["hidden_size"], vision["intermediate_size"], vision["out_hidden_size"]
     merged = M * vision.get("spatial_merge_size", 2) ** 2
     attention = 3 * M * M + 3 * M + M * M + M

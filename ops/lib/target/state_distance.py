@@ -21,6 +21,6 @@ def state_distances(states_SM: Tensor, expected_SM: Tensor) -> Tensor:
 
 
 def other_layer(distances: Mapping[int, float], most: float) -> int | None:
-    """The layer whose states they are, if those of the closest one are no further than `most`."""
+    """The layer whose states are closest, if their distance is at most `most`; else None."""
     closest = min(distances, key=lambda k: distances[k], default=None)
     return closest if closest is not None and distances[closest] <= most else None

@@ -44,7 +44,10 @@ class StoredTensor:
 
 
 def weights_mistakes(directory: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> list[str]:
-    """A sentence each. config: the content of config.json; stored: the tensors that would be loaded, by name."""
+    """Sentences on mistakes in a checkpoint's weights. config: content of config.json.
+
+    stored: the tensors that would be loaded, by name.
+    """
     signs = [*_settings(directory, config), *_quantised(stored)]
     mistakes = []
     if signs:
@@ -62,7 +65,7 @@ def weights_mistakes(directory: Path, config: Mapping[str, Any], stored: Mapping
 
 
 def unexpected_tensors(directory: Path, names: list[str]) -> str:
-    """The message for tensors without a place in the model, which would run as if they were not there."""
+    """The message for tensors that have no place in the model, which would silently be ignored."""
     return (
         f"{directory}: the files hold tensors that the model of config.json does not have: {listed(names)}; use the "
         "config.json that belongs to these files, or remove them"
@@ -70,12 +73,12 @@ def unexpected_tensors(directory: Path, names: list[str]) -> str:
 
 
 def is_of_model(name: str) -> bool:
-    """Whether a tensor belongs to a part that the model computes with; others, such as an own head, change nothing."""
+    """Whether a tensor belongs to a part of the model that takes part in the computation."""
     return BEFORE.sub("", name).partition(".")[0] in PARTS
 
 
 def _settings(directory: Path, config: Mapping[str, Any]) -> Iterator[str]:
-    """What the JSON files say of quantisation."""
+    """Texts on quantisation found in the JSON files."""
     parts = {"": config} | {f"{name}.": part for name, part in config.items() if isinstance(part, Mapping)}
     for prefix, part in parts.items():
         for name in SETTINGS:
@@ -103,7 +106,9 @@ def _quantises(name: str) -> bool:
 
 
 def _is_unexpected(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a tensor's name alone shows that it has no place; transformers finds the others when it loads them."""
+    """Whether a tensor's name alone shows that the model has no place for it; transformers finds others
+    while loading.
+    """
     if not is_of_model(name):
         return False
     text = config.get("text_config")
@@ -114,8 +119,10 @@ def _is_unexpected(name: str, config: Mapping[str, Any]) -> bool:
 
 
 def _head_mistakes(directory: Path, tied: bool, stored: Mapping[str, StoredTensor]) -> list[str]:
-    """Mistakes of a config that says tied while the files have another head, which transformers would use and SGLang
-    would not; or of one that does not, while they have none.
+    """Mistakes about the head: a config that ties it to the embedding while the files hold another head, or the
+    reverse.
+
+    In the first case transformers would use the files' head, and SGLang would not.
     """
     embedding, head = ({key: each for key, each in stored.items() if _is(key, end)} for end in (EMBEDDING, HEAD))
     if not tied and embedding and not head:
@@ -153,7 +160,7 @@ def _equal(first: StoredTensor, second: StoredTensor) -> bool:
 
 
 def listed(names: list[str]) -> str:
-    """The first names, and how many more there are."""
+    """The first names as text, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 
@@ -171,7 +178,7 @@ class Ends:
 
 
 class UnknownEnd(DataError):
-    """A tensor that is not found, and the field of load_target that names it."""
+    """A tensor that is not found. field: the field of load_target that names it."""
 
     def __init__(self, message: str, field: str) -> None:
         super().__init__(message)
@@ -185,10 +192,11 @@ def find_ends(
     embed_key: str | None = None,
     lm_head_key: str | None = None,
 ) -> Ends:
-    """Finds the tensors of shape [V, M], or checks the given ones. config: the content of a config.json with its sizes.
+    """Find the embedding and head, tensors of shape [V, M], or check the given keys. config: a config.json with its
+    sizes.
 
-    A tied model's lm_head.weight, if its files hold one, is equal to the embedding (`weights_mistakes`). Raises
-    UnknownEnd with the candidates if a key is missing, has another shape, or is ambiguous.
+    A tied model's lm_head.weight, if its files hold one, equals the embedding (`weights_mistakes`). Raises UnknownEnd
+    with the candidates if a key is missing, has another shape, or is ambiguous.
     """
     text = text_part(config)
     shape = (text["vocab_size"], text["hidden_size"])

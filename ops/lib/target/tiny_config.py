@@ -15,16 +15,17 @@ VISION_DEPTH = 2
 
 
 def check_builtin(init: str) -> None:
-    """Raises DataError for a built-in target that there is not."""
+    """Check that a built-in target of this name exists. Raises DataError."""
     if init != BUILTIN:
         raise DataError(f'init = "{init}": the only built-in target is "{BUILTIN}"')
 
 
 def tiny_config(tokens: Mapping[str, Any], special_ids: Mapping[str, int]) -> dict[str, Any]:
-    """The arguments of Qwen3VLConfig; `tokens` is tokens.json and decides vocabulary, patches and special ids.
+    """The arguments of Qwen3VLConfig for a tiny model. tokens: tokens.json; decides vocabulary, patches and special
+    ids.
 
-    Eight text layers are the minimum for five distinct captured layers. Both vision layers feed deepstack, so
-    the features of the first text layers differ from `hidden_states`, as in the real family.
+    Eight text layers are the minimum for five distinct captured layers. Both vision layers feed deepstack, so the
+    features of the first text layers differ from `hidden_states`, as in the real family.
     """
     return {
         "text_config": {

@@ -31,7 +31,7 @@ SHOWN = 3  # ids in a message
 
 @frozen
 class Vocabulary:
-    """Vocabulary of a checkpoint.
+    """The vocabulary of a checkpoint.
 
     size: rows of the embedding. ordinary: ids that texts are split into; special: the others, id -> text.
     eos_token_ids: at which an answer ends, as `load_processor` finds them, None where the tokenizer's own is not known;
@@ -56,7 +56,9 @@ class Vocabulary:
 
     @property
     def known_mask_id(self) -> int | None:
-        """The tokenizer's own mask token, else the family's if the model has it: as `load_processor` finds it."""
+        """The id of the tokenizer's own mask token, else that of the family if the model has it, as in
+        `load_processor`.
+        """
         ids = {token: number for tokens in (self.ordinary, self.special) for number, token in tokens.items()}
         for token in MASK_TOKENS:
             if token in ids:
@@ -124,7 +126,7 @@ def _in_use(
 
 
 def _text_of(token: Any) -> str:
-    """The text of a token of tokenizer_config.json: itself, or in a table."""
+    """The text of a token in tokenizer_config.json, which holds it directly or in a table."""
     return str(token.get("content") if isinstance(token, Mapping) else token)
 
 
@@ -142,7 +144,9 @@ def _tokens(tokenizer: Mapping[str, Any]) -> tuple[dict[int, str], dict[int, str
 
 
 def mask_mistakes(directory: Path, mask_token_id: int | None) -> list[str]:
-    """Why no mask token is known, or why the given one cannot be it; nothing if the tokenizer cannot be read."""
+    """A text on why no mask token is known or the given one is unsuitable; empty if it is fine or the tokenizer
+    unreadable.
+    """
     vocabulary = Vocabulary.of(directory)
     if vocabulary is None:
         return []
@@ -157,14 +161,14 @@ def mask_mistakes(directory: Path, mask_token_id: int | None) -> list[str]:
 
 
 def mask_of_texts(mask_token_id: int, eos_token_ids: Collection[int], pad_token_ids: Collection[int | None]) -> str:
-    """Why an id cannot be the mask token: it stands in texts, or behind them; empty for one that can."""
+    """A text on why an id cannot be the mask token, since it is a pad or EOS id; empty if it can."""
     if mask_token_id not in eos_token_ids and mask_token_id not in pad_token_ids:
         return ""
     return f"mask_token_id {mask_token_id} is the pad or an EOS id of the target, and must be an id that no text gives"
 
 
 def mask_warning(directory: Path, mask_token_id: int) -> str | None:
-    """A warning of a mask token that texts give; None if they do not, or if the tokenizer cannot be read."""
+    """A warning if normal text can contain the mask token; None if it cannot, or if the tokenizer cannot be read."""
     vocabulary = Vocabulary.of(directory)
     token = None if vocabulary is None else vocabulary.ordinary.get(mask_token_id)
     if token is None or token in MASK_TOKENS:
@@ -186,9 +190,9 @@ def _remedy(vocabulary: Vocabulary) -> str:
 def foreign_tokens(
     vocab_size: int, eos_token_ids: Collection[int], target_size: int, target_eos: Collection[int]
 ) -> str:
-    """Why tokens of one vocabulary are not those of a target's; empty where they may be.
+    """A text on why tokens cannot belong to a target's vocabulary; empty where they may.
 
-    A tokenizer of another model would go unnoticed if its ids are small enough, and the draft would be trained on
+    A tokenizer of another model with small ids would otherwise go unnoticed, and the draft would be trained on
     nonsense.
     """
     if vocab_size > target_size:
@@ -222,7 +226,7 @@ def check_ends(directory: Path) -> None:
 
 
 def check_added_tokens(directory: Path) -> None:
-    """Raises DataError for tokens of the tokenizer that the model has no embedding for."""
+    """Check that the model has an embedding for every token of the tokenizer. Raises DataError."""
     vocabulary = Vocabulary.of(directory)
     if vocabulary is None:
         return
@@ -237,7 +241,7 @@ def check_added_tokens(directory: Path) -> None:
 
 
 def _all_tokens(directory: Path, vocabulary: Vocabulary) -> Iterator[tuple[int, str]]:
-    """The tokens of tokenizer.json, and those that the files beside it add."""
+    """All tokens of a checkpoint: those of tokenizer.json, and those added by other files."""
     yield from vocabulary.ordinary.items()
     yield from vocabulary.special.items()
     decoder = read_settings(directory / "tokenizer_config.json").get("added_tokens_decoder")
@@ -263,6 +267,6 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _ids(value: Any) -> list[Any]:
-    """The ids that a member gives; not all of them may be numbers."""
+    """The ids in a JSON member, as a list without null. In a wrong file some may be no numbers."""
     values = value if isinstance(value, list) else [value]
     return [number for number in values if number is not None]

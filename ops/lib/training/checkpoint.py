@@ -45,7 +45,7 @@ REMEDIES = "restore it, or remove the checkpoints to start again"
 
 @frozen
 class Best:
-    """The step with the lowest metric, the earlier of two equal ones."""
+    """The step with the lowest metric, and that metric; of equal ones the earlier step."""
 
     step: int
     metric: float
@@ -53,11 +53,10 @@ class Best:
 
 @define
 class TrainState:
-    """What changes from step to step.
+    """The state of a training that changes from step to step.
 
-    history: one row a step, float64; counters: other counts; measured: JSON objects, measurements after
-    some of the steps; best: the step with the lowest metric so far. The model's parameters and the optimizer's moments
-    may be DTensors.
+    history: a row for each step, float64. counters: other counts. measured: JSON objects with measurements after some
+    steps. best: the step with the lowest metric so far. Parameters and optimizer moments may be DTensors.
     """
 
     model: nn.Module
@@ -70,17 +69,16 @@ class TrainState:
 
     @property
     def step(self) -> int:
-        """Finished steps."""
+        """The number of finished steps."""
         return len(self.history)
 
 
 class Checkpoints:
     """The checkpoints of a training; every rank creates one and calls the same methods in the same order.
 
-    A step waits only for the copy to host memory: rank 0 keeps that copy until it is written, so there is at most
-    one. An error while writing is raised on rank 0 by the next call. A context manager, so that nothing is
-    left half-written when the training ends; if it ends with an error, a failed write is printed too. keep: as in
-    `write_checkpoint`.
+    A step waits only for the copy to host memory. Rank 0 keeps at most one such copy until it is written. A write error
+    is raised on rank 0 by the next call. Leaving the context finishes the write; if it ends with an error, a failed
+    write is printed as well. keep: as in `write_checkpoint`.
     """
 
     def __init__(
@@ -101,24 +99,26 @@ class Checkpoints:
         self._saved: int | None = None  # the step of the newest checkpoint
 
     def load(self, state: TrainState) -> bool:
-        """Restores the newest whole checkpoint; False if there is none. See load_checkpoint."""
+        """Restore the newest intact checkpoint; False if there is none. See load_checkpoint."""
         found = load_checkpoint(self.work_dir, state, self.identity, self._info)
         if found:
             self._saved = state.step
         return found
 
     def resume(self, state: TrainState, total: int, every: int, *, started_before: bool) -> None:
-        """Does as `load`, and tells where an attempt that is not the first starts. total: steps of the training."""
+        """Load the newest checkpoint as `load` does, and log where a repeated attempt starts. total: steps of the
+        training.
+        """
         if self.load(state):
             self._info(f"goes on from the checkpoint at step {state.step} of {total}")
         elif started_before:
             self._info(f"no checkpoint yet (checkpoint_every = {every}): starts at step 0")
 
     def save(self, state: TrainState, metric: float | None = None) -> None:
-        """Copies the state once the previous write is done, and starts writing it.
+        """Copy the state once the previous write is done, and start to write it.
 
-        metric: measured at this step; the lowest marks the best checkpoint. A step that is already saved
-        is not written again, unless a metric is given.
+        metric: measured at this step; the lowest marks the best checkpoint. A saved step is not written again unless a
+        metric is given.
         """
         self._writer.wait()
         if metric is not None:
@@ -133,7 +133,7 @@ class Checkpoints:
             self._writer.start(name, write_checkpoint, self.work_dir, tensors, content, self.keep)
 
     def wait(self) -> None:
-        """Returns when the saved state is on disk, on every rank."""
+        """Wait on every rank until the saved state is on disk."""
         self._writer.wait()
         if dist.is_initialized():
             dist.barrier()
@@ -159,13 +159,13 @@ def snapshot(state: TrainState, copy: bool = True) -> dict[str, Tensor]:
 
 
 def note_metric(state: TrainState, metric: float) -> None:
-    """Records the metric of this step. One that is not finite is never the best."""
+    """Record the metric of this step; a metric that is not finite is never the best."""
     if math.isfinite(metric) and (state.best is None or metric < state.best.metric):
         state.best = Best(state.step, metric)
 
 
 def content_of(state: TrainState, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """state.json without the digest."""
+    """The content of state.json, without the digest."""
     return {
         "format": FORMAT,
         "step": state.step,
@@ -178,7 +178,11 @@ def content_of(state: TrainState, identity: Mapping[str, Any]) -> dict[str, Any]
 
 
 def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any], keep: int) -> None:
-    """Writes a checkpoint atomically and durably; the last `keep` stay, and those that they name as the best."""
+    """Write a checkpoint atomically and durably. Old ones are removed, except the last `keep` and the best ones that
+    they name.
+
+    content: the JSON part, with the step.
+    """
     place = _place(work_dir, content["step"])
     unfinished = place.with_suffix(".tmp")
     for leftover in (*work_dir.glob("checkpoint-*.tmp"), *work_dir.glob("checkpoint-*.old")):
@@ -200,7 +204,7 @@ def write_checkpoint(work_dir: Path, tensors: Mapping[str, Tensor], content: Map
 
 
 def _remove(folder: Path) -> None:
-    """Renames first, so that a half-removed folder is never mistaken for a checkpoint."""
+    """Remove a checkpoint; it is renamed first, so that a half-removed folder never looks like a checkpoint."""
     old = folder.with_suffix(".old")
     folder.rename(old)
     shutil.rmtree(old)
@@ -221,7 +225,7 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def saved_weights(work_dir: Path, state: TrainState, step: int) -> dict[str, Tensor]:
-    """The model's weights in the checkpoint of a step, or their average if the state has one; whole, by name.
+    """The model's weights in the checkpoint of a step, or their average if the state has one; unsharded, by name.
 
     Raises DataError if the checkpoint was altered.
     """
@@ -237,11 +241,11 @@ def saved_weights(work_dir: Path, state: TrainState, step: int) -> dict[str, Ten
 def load_checkpoint(
     work_dir: Path, state: TrainState, identity: Mapping[str, Any], info: Callable[[str], None] = print
 ) -> bool:
-    """Restores the newest whole checkpoint; False if there is none. All ranks must call it.
+    """Restore the newest intact checkpoint; False if there is none. All ranks must call it.
 
-    A damaged one is renamed to *.damaged with a message, and the previous one is used. Raises DataError if there are
-    whole ones, but each lacks the one that it names as the best, and ConfigError for a checkpoint of another training,
-    naming what differs.
+    A damaged one is renamed to *.damaged with a message, and an earlier one is used. Raises DataError if every intact
+    one lacks the best checkpoint that it names, and ConfigError for a checkpoint of another training, naming the
+    differences.
     """
     step = _agreed(_newest_whole(work_dir, info) if is_first() else -1, next(state.model.parameters()).device)
     if step < 0:
@@ -269,7 +273,7 @@ def load_checkpoint(
 
 
 class _Saved(Mapping[str, Tensor]):
-    """The tensors of an open file whose names begin with a prefix, by the rest of their names.
+    """The tensors of an open file whose names begin with a prefix, under the names without it.
 
     Each is read on access and not cached, so that a rank holds one whole tensor at a time.
     """
@@ -313,7 +317,7 @@ def _tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
 
 
 def _trained(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters that are not frozen; frozen ones never change, and are not saved."""
+    """The parameters that are not frozen, by name; frozen ones never change, and are not saved."""
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
@@ -346,7 +350,7 @@ def _newest_whole(work_dir: Path, info: Callable[[str], None]) -> int:
 
 
 def _damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint's own files. Those of another format are not checked."""
+    """A text on what is wrong with a checkpoint's own files; None if intact. Other formats are not checked."""
     if not folder.exists():
         return "it is missing"
     content = _content(folder)
@@ -362,7 +366,7 @@ def _damage(folder: Path) -> str | None:
 
 
 def _lack(folder: Path) -> str | None:
-    """What is wrong with the earlier checkpoint that this one names as the best."""
+    """A text on what is wrong with the best checkpoint that this one names; None if it is intact."""
     step = _best_step(folder)
     if step is None or step == checkpoint_step(folder):
         return None
@@ -372,7 +376,7 @@ def _lack(folder: Path) -> str | None:
 
 
 def _best_step(folder: Path) -> int | None:
-    """The step that a checkpoint names as the best, if it is readable and of this format."""
+    """The step that a checkpoint names as the best; None if it is unreadable or of another format."""
     content = _content(folder)
     if content is None or content.get("format") != FORMAT or content["best"] is None:
         return None
@@ -380,7 +384,7 @@ def _best_step(folder: Path) -> int | None:
 
 
 def _content(folder: Path) -> dict[str, Any] | None:
-    """state.json; None if it is missing or no JSON object."""
+    """The content of a checkpoint's state.json; None if it is missing or no JSON object."""
     try:
         content = read_json(folder / "state.json")
     except (FileNotFoundError, ValueError):
@@ -394,7 +398,7 @@ def _digest(path: Path) -> str:
 
 
 def _agreed(step: int, device: torch.device) -> int:
-    """The first rank's step on every rank, so that all use the same folder."""
+    """The first rank's step, on every rank, so that all use the same folder."""
     if not dist.is_initialized():
         return step
     agreed = torch.tensor(step, device=device)
@@ -403,7 +407,7 @@ def _agreed(step: int, device: torch.device) -> int:
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Path and both values of every leaf that differs between two JSON values."""
+    """All leaves that differ between two JSON values, as path and both values."""
     if not (isinstance(one, Mapping) and isinstance(other, Mapping)):
         return [] if one == other else [(path, one, other)]
     found = []

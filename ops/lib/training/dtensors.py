@@ -13,29 +13,33 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part, without gradient and sharing memory with the tensor."""
+    """The part of a tensor on this rank, detached, sharing its memory."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """The whole tensor, without gradient. Every rank of the mesh must call it, in the same order."""
+    """The whole tensor, without gradient; a collective of the mesh's ranks."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def cut_like(whole: Tensor, like: Tensor) -> Tensor:
-    """A copy of a whole tensor, the same on every rank, cut as `like` is and on its device; nothing is communicated."""
+    """A copy of a whole tensor, sharded like `like` and on its device, without communication.
+
+    whole: the same on every rank.
+    """
     if not isinstance(like, DTensor):
         return whole.to(like.device, copy=True)
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def reshard(model: nn.Module) -> None:
-    """Drops the whole parameters that FSDP2 still holds after a forward pass without backward; not for a plain model.
+    """Free the unsharded parameters that FSDP2 keeps after a forward pass without backward. Does nothing to a plain
+    model.
 
-    Until then `named_parameters` returns the whole ones, not the parts, and a forward pass would use them although
-    the parts have changed.
+    Until then `named_parameters` returns the unsharded ones, and a forward pass would use them even if the shards
+    changed.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -44,5 +48,5 @@ def reshard(model: nn.Module) -> None:
 
 @torch.no_grad()
 def load_whole(parameter: Tensor, whole: Tensor) -> None:
-    """Overwrite a parameter by a whole tensor of its shape, the same on every rank; the dtype stays the parameter's."""
+    """Overwrite a parameter with a whole tensor of its shape, the same on every rank; the parameter keeps its dtype."""
     parameter.copy_(cut_like(whole.to(parameter.dtype), parameter))

@@ -38,11 +38,10 @@ SMALLEST_NORM = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """Optimizer for parameters of two dimensions, plain or sharded.
+    """The optimizer Muon, for parameters of two dimensions, plain or sharded.
 
-    The state is "momentum_buffer", cut as the parameter.
-
-    Raises ConfigError for a parameter of other dimensions or sharded in another way than FSDP2 does.
+    Its state is "momentum_buffer", sharded like the parameter. Raises ConfigError for parameters of other dimensions,
+    or sharded in another way than by FSDP2.
     """
 
     def __init__(self, params: ParamsT, lr: float = 0.0, weight_decay: float = 0.0, momentum: float = 0.95) -> None:
@@ -61,7 +60,7 @@ class Muon(torch.optim.Optimizer):
                 local(parameter).mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
 
     def _nesterov(self, parameter: nn.Parameter, momentum: float) -> Tensor:
-        """This rank's part of U, after the update of the momentum buffer."""
+        """Update the momentum buffer, and return this rank's part of the Nesterov update."""
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
@@ -71,7 +70,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(update: Tensor) -> Tensor:
-    """The matrix with its singular values near 1 (about 0.7 to 1.2), bfloat16 [rows, columns].
+    """A matrix like `update` with all singular values near 1 (about 0.7 to 1.2), bfloat16 [rows, columns].
 
     Newton-Schulz: X <- a X + (b A + c A A) X with A = X X^T, on the wide form, from X = U / |U|.
     """
@@ -87,9 +86,9 @@ def orthogonal(update: Tensor) -> Tensor:
 
 
 def orthogonal_parts(parameters: Sequence[nn.Parameter], updates: Sequence[Tensor]) -> list[Tensor]:
-    """This rank's part of the orthogonal form of every update, of which `updates` holds this rank's part.
+    """The orthogonal form of every update; `updates` and the result hold this rank's parts.
 
-    Sharded matrices are dealt largest first, so that the P of one exchange cost about the same.
+    Sharded matrices are handled largest first, so that the P matrices of one exchange cost about the same.
     """
     done = {
         index: orthogonal(update) for index, update in enumerate(updates) if not isinstance(parameters[index], DTensor)
@@ -106,9 +105,9 @@ def orthogonal_parts(parameters: Sequence[nn.Parameter], updates: Sequence[Tenso
 
 
 def _exchanged(shapes: Sequence[torch.Size], parts: Sequence[Tensor], mesh: DeviceMesh) -> list[Tensor]:
-    """Exchanges at most P matrices between the P ranks, and returns this rank's parts of their orthogonal forms.
+    """Orthogonalise at most P matrices on P ranks: returns this rank's parts of the results.
 
-    Matrix i is gathered on rank i, made orthogonal there, and cut again.
+    Matrix i is gathered on rank i, made orthogonal there, and sharded again.
     """
     group, rank, size = mesh.get_group(), mesh.get_local_rank(), mesh.size()
     own = [part.numel() for part in parts] + [0] * (size - len(parts))
@@ -126,7 +125,7 @@ def _exchanged(shapes: Sequence[torch.Size], parts: Sequence[Tensor], mesh: Devi
 
 
 def _rows(rows: int, size: int) -> list[int]:
-    """How many rows each rank holds: as torch.chunk cuts, so the last ranks may hold fewer or none."""
+    """The number of rows that each rank holds, as torch.chunk cuts; the last ranks may hold fewer or none."""
     chunk = -(-rows // size)
     return [max(0, min(chunk, rows - rank * chunk)) for rank in range(size)]
 

@@ -18,7 +18,7 @@ LEARNABLE = "give every sample an answer to learn from (min_loss_tokens of token
 
 @frozen
 class SkippedSteps:
-    """Steps of a training that changed no weight: `skipped` in all, `nonfinite` of them by their loss or gradient."""
+    """The steps of a training that changed no weight: `skipped` in all, `nonfinite` of them by loss or gradient."""
 
     steps: int
     skipped: int
@@ -44,11 +44,11 @@ class SkippedSteps:
 
 @define
 class NonFinite:
-    """Decides whether a step may be applied.
+    """Decides whether a step of the training may be applied, and counts steps that are not finite.
 
-    limit: number of consecutive steps that ends the training; 1 ends it at the first. work_dir: of the checkpoints,
-    for the message. counters: those of the TrainState, so that a resumed training continues counting; it does not know
-    the samples of the steps before, and names only those since.
+    limit: the number of consecutive bad steps that ends the training. work_dir: of the checkpoints, for the message.
+    counters: those of the TrainState, so that a resumed training continues counting. Only samples of steps since the
+    start of this process are named.
     """
 
     limit: int
@@ -57,10 +57,10 @@ class NonFinite:
     _row: list[tuple[int, Sequence[object]]] = Factory(list)
 
     def accepts(self, step: int, loss: float, norm: float, samples: Callable[[], Sequence[object]]) -> bool:
-        """True if loss and gradient norm of a step (counted from 1) are finite; else it must not be applied.
+        """Whether the loss and gradient norm of a step (counted from 1) are finite; if not, it must not be applied.
 
-        samples: returns ids or indices of the step's samples. All ranks must pass the same values. Raises DataError at
-        the limit, naming the steps and their samples.
+        samples: returns the ids or indices of the step's samples. All ranks must pass the same values. Raises DataError
+        at the limit, naming the steps and their samples.
         """
         if math.isfinite(loss) and math.isfinite(norm):
             self.counters[IN_A_ROW] = 0
@@ -74,7 +74,8 @@ class NonFinite:
         return False
 
     def check_applied(self, steps: int, applied: int) -> str | None:
-        """A warning at the end of a training in which only `applied` of the steps changed weights; None for few others.
+        """A warning at the end of a training if many steps were skipped; None for few. applied: steps that changed
+        weights.
 
         Raises DataError if no step did.
         """

@@ -19,7 +19,7 @@ from ops.lib.training.muon import Muon
 
 
 class MuonAdamW:
-    """Muon for the matrices and AdamW for the rest, with the interface of one optimizer."""
+    """An optimizer that applies Muon to matrices and AdamW to all other parameters."""
 
     def __init__(self, muon: Muon, adamw: torch.optim.AdamW) -> None:
         self.parts = (muon, adamw)
@@ -52,11 +52,11 @@ def make_optimizer(
     no_hidden_matrices: Collection[str] = (),
     undecayed: Collection[str] = (),
 ) -> Optimizer:
-    """An optimizer over all parameters of a model, at rate 0; norms, biases and `undecayed` are not decayed.
+    """An optimizer over all parameters of a model, at rate 0; norms, biases and `undecayed` have no weight decay.
 
-    kind "adamw"; or "muon": Muon for every parameter of two dimensions but `no_hidden_matrices`, AdamW for the rest.
-    Muon is intended for hidden matrices, not for tables with a row a token. Its update is scaled to the size of
-    AdamW's, so that both share one rate and weight decay. AdamW is made with `adamw_options` of the parameters' device.
+    kind "adamw"; or "muon": Muon for every matrix except `no_hidden_matrices`, AdamW for the rest. Muon is meant for
+    hidden matrices, not for tables with a row for each token. Its update is scaled to the size of AdamW's, so that both
+    share rate and weight decay. AdamW gets the `adamw_options` of the parameters' device.
     """
     names = {parameter: name for name, parameter in model.named_parameters()}
     others = [parameter for parameter in names if parameter.ndim < 2 or names[parameter] in undecayed]
@@ -73,10 +73,9 @@ def make_optimizer(
 
 
 def adamw_options(device: torch.device) -> dict[str, bool]:
-    """AdamW's implementation for a device, as keyword arguments of torch.optim.AdamW.
+    """The fastest AdamW for a device, as keyword arguments of torch.optim.AdamW.
 
-    On CUDA the fused one: one kernel per list of tensors, without the scratch copies of torch's default
-    there. On a CPU torch's default.
+    On CUDA it is the fused one: one kernel per list of tensors, without scratch copies. On a CPU it is torch's default.
     """
     return {"fused": True} if device.type == "cuda" else {}
 
@@ -86,13 +85,13 @@ def _groups(decayed: list[nn.Parameter], others: list[nn.Parameter], weight_deca
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the rate of the next step."""
+    """Set the learning rate for the next step."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def named_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """The optimizer's tensors as "<parameter>.<key>", shared and not copied, DTensors where the parameters are."""
+    """The optimizer's tensors as "<parameter>.<key>"; shared, not copied, and DTensors where the parameters are."""
     state: Mapping[Tensor, Mapping[str, Tensor]] = optimizer.state
     return {
         f"{name}.{key}": tensor
@@ -102,9 +101,10 @@ def named_state(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
 
 
 def restore_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Set the state from whole tensors named as in named_state; those shaped as their parameter are cut like it.
+    """Restore the optimizer's state from whole tensors, named as in named_state.
 
-    Every tensor is accessed once and copied, so a mapping that reads from a file keeps only one in host memory.
+    Tensors with their parameter's shape are sharded like it. Each is accessed once and copied, so a mapping that reads
+    from a file keeps only one in host memory.
     """
     name_of = {parameter: name for name, parameter in model.named_parameters()}
     keys_of: dict[str, list[str]] = {}
@@ -130,7 +130,7 @@ def _restored(whole: Tensor, parameter: nn.Parameter) -> Tensor:
 
 @torch.no_grad()
 def gradient_norm(parameters: Iterable[nn.Parameter], device: torch.device) -> Tensor:
-    """The global norm of the gradients [], over the parts of all ranks, which must all call it, without a device sync.
+    """The global norm of the gradients [], over the parts of all ranks; a collective, without a device sync.
 
     Parameters without a gradient are skipped; without any the norm is 0, on `device`.
     """
@@ -143,7 +143,9 @@ def gradient_norm(parameters: Iterable[nn.Parameter], device: torch.device) -> T
 
 @torch.no_grad()
 def limit_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float) -> None:
-    """Scales the gradients, whose global norm is `norm`, down to the limit if that is finite and above it."""
+    """Scale the gradients down to the limit. norm: their global norm; nothing is done if it is not finite or below the
+    limit.
+    """
     if math.isfinite(norm) and norm > limit:
         torch._foreach_mul_(
             [local(parameter.grad) for parameter in parameters if parameter.grad is not None], limit / norm
@@ -151,9 +153,9 @@ def limit_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: floa
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
-    """Scales the gradients so that their global norm is at most `limit`; returns the norm before that.
+    """Scale the gradients so that their global norm is at most `limit`; returns the norm before that.
 
-    Both of the above, with a device synchronisation in between. If the norm is not finite the gradients are unchanged.
+    It waits for the device. If the norm is not finite, the gradients are unchanged.
     """
     given = list(parameters)
     norm = float(gradient_norm(given, torch.device("cpu")))

@@ -48,13 +48,11 @@ class Socket:
 
 @contextmanager
 def own_peers() -> Iterator[list[dist.ProcessGroup]]:
-    """Checks, if all ranks are on one host, that connections opened inside lead to processes of this user.
+    """Open a context that checks that new connections between ranks on one host lead to this user's processes.
 
-    Yields a list; add to it the process groups created inside, except that of all ranks: those
-    over gloo must be connected to all of their ranks at the end. Only the loopback interface is checked.
-
-    Raises TransientError for a connection that leads to another user or an unknown one, and DistNetworkError
-    for one that is broken or missing.
+    Yields a list. Add to it the process groups created inside, except that of all ranks; those of gloo must be
+    connected to all of their ranks at the end. Only the loopback interface is checked. Raises TransientError for a
+    connection to another or an unknown user, and DistNetworkError for a broken or missing one.
     """
     groups: list[dist.ProcessGroup] = []
     if RENDEZVOUS not in os.environ:
@@ -76,8 +74,10 @@ def own_peers() -> Iterator[list[dist.ProcessGroup]]:
 
 
 def _with_unknown_ends(before: set[str], wanted: int) -> list[Socket]:
-    """New connections of the loopback interface (inodes not in `before`) with an unknown owner. All others lead to
-    this user."""
+    """New loopback connections (inodes not in `before`) whose other end has an unknown owner.
+
+    All others lead to this user.
+    """
     sockets = _sockets()
     users = {(socket.local, socket.remote): socket.user for socket in sockets.values()}
     new = [sockets[inode] for inode in (_own() - before) & sockets.keys()]
@@ -128,9 +128,9 @@ def _sockets() -> dict[str, Socket]:
 
 
 def _endpoint(text: str) -> Endpoint:
-    """Parses an address: the kernel writes numbers of 32 bits in native byte order.
+    """Parse an address of the kernel's socket table, which has 32-bit numbers in native byte order.
 
-    ::ffff:a.b.c.d, as a socket of IPv6 has it, is a.b.c.d to the socket of IPv4 at the other end.
+    ::ffff:a.b.c.d, as an IPv6 socket shows it, becomes a.b.c.d, as the IPv4 socket at the other end shows it.
     """
     number, port = text.split(":")
     packed = b"".join(struct.pack("=I", int(number[at : at + 8], 16)) for at in range(0, len(number), 8))

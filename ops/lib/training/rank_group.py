@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 def meeting_store(rank: int, world_size: int) -> dist.Store:
-    """The key-value store of the stage's ranks: a file that only this user can open if all are on one host, with
-    no network in between; torchrun's, named by its environment, if they are on several.
+    """The key-value store through which the stage's ranks meet.
 
-    Any process that can write to it can replace a rank, and ranks unpickle what they send each other.
+    On one host it is a file that only this user can open, without a network. On several it is torchrun's, named by the
+    environment. Any process that can write to it can replace a rank, and ranks unpickle what they receive.
     """
     file = os.environ.get(RENDEZVOUS)
     if not file:
@@ -43,11 +43,11 @@ def meeting_store(rank: int, world_size: int) -> dist.Store:
 
 @contextmanager
 def joined(stage: Stage) -> Iterator[None]:
-    """Joins the process group of the stage's ranks, and leaves it after a barrier.
+    """Open a context in the process group of the stage's ranks; it is left after a barrier.
 
-    Without the barrier a rank that ends first closes connections that others still use. After an error there is
-    no barrier, since the others may never reach it, and nccl's group is not left, which would wait for them too. A stop
-    is no error: all ranks raise it after the same step.
+    Without the barrier, a rank that ends first would close connections that others still use. After an error there is
+    no barrier, since other ranks may never reach it; for the same reason nccl's group is not left then. A stop is no
+    error: all ranks raise it after the same step.
     """
     if stage.world_size == 1:
         yield
@@ -80,7 +80,7 @@ def summed(values: Tensor) -> Tensor:
 
 
 def collected(value: T) -> list[T]:
-    """The value of every rank, in rank order, on every rank; any picklable value."""
+    """The values of all ranks, in rank order, on every rank; any picklable values. A collective."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -89,16 +89,16 @@ def collected(value: T) -> list[T]:
 
 
 def device_of(stage: Stage) -> torch.device:
-    """Device of this rank, a GPU with its number.
+    """The device of this rank; a GPU with its number.
 
-    Micro-batches are made in a thread, where torch's current GPU is the first one.
+    Micro-batches are made in a thread, where torch's current GPU would be the first one.
     """
     cuda = stage.device == "cuda"
     return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device(stage.device)
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether the flag is set on at least one rank, so that all ranks decide alike. One process uses no device."""
+    """Whether the flag is set on at least one rank, so that all ranks decide alike; a collective."""
     if not dist.is_initialized():
         return flag
     return bool(summed(torch.tensor(int(flag), device=device)).item())
@@ -110,20 +110,22 @@ def is_first() -> bool:
 
 
 def hold_gradients(model: nn.Module) -> None:
-    """Gradients of the passes that follow are kept on this rank, and its gathered weights too."""
+    """Keep the gradients of the following passes on this rank, without communication, and the gathered weights too."""
     _communicate(model, False)
 
 
 def release_parts(model: nn.Module) -> None:
-    """The next pass is the step's last but one, and the last with gradients for all parts that are sharded
-    separately: each reduces its own as soon as they are done. The gathered weights stay."""
+    """Announce that the next pass is the step's last but one, in which separately sharded parts get gradients.
+
+    Each part reduces its gradients as soon as they are complete. The gathered weights stay.
+    """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(True)
         model.set_requires_gradient_sync(False, recurse=False)
 
 
 def release_gradients(model: nn.Module) -> None:
-    """The next pass is the step's last: its end reduces all gradients and drops the gathered weights."""
+    """Announce that the next pass is the step's last: its end reduces all gradients and frees the gathered weights."""
     _communicate(model, True)
 
 

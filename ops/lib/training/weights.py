@@ -23,10 +23,10 @@ from ops.lib.training.dtensors import local, reshard
 
 
 class Ema:
-    """The average of a model's parameters, starting from their current values; created after `fully_shard`.
+    """A moving average of a model's parameters, starting from their current values; create it after `fully_shard`.
 
     After t updates the next one uses d = min(decay, (1 + t) / (10 + t)) of the average and 1 - d of the weights, so
-    that the first steps soon lose their weight. weights: name -> tensor; updates: t.
+    that the first steps soon lose influence. weights: name -> tensor. updates: t.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -40,7 +40,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Adds the weights of a finished step."""
+        """Add the weights after a finished step to the average."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         for name, average in self.weights.items():
             local(average).lerp_(local(self._parameters[name]), 1 - decay)
@@ -70,7 +70,7 @@ class Ema:
 
 @frozen(eq=False)
 class _Place:
-    """A parameter's module and name, with its master and its working copy."""
+    """The place of a parameter, module and name, with its master and its working copy."""
 
     module: nn.Module
     name: str
@@ -79,9 +79,9 @@ class _Place:
 
 
 class WorkingWeights:
-    """Copies of a model's parameters in `dtype`, for a model without shared parameters.
+    """Working copies of a model's parameters in `dtype`, for a model without shared parameters.
 
-    The copies remain the same tensors from step to step, which suits compiled code and allocators.
+    The copies stay the same tensors from step to step, which suits compiled code and allocators.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -93,7 +93,7 @@ class WorkingWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Opens a context in which the model computes with copies of the masters' values on entry.
+        """Open a context in which the model computes with copies of the masters, taken on entry.
 
         The masters get the gradients. The model's parameters are the copies inside, and the masters outside.
         """
@@ -116,7 +116,7 @@ def _working_copy(master: nn.Parameter, dtype: torch.dtype) -> nn.Parameter:
 
 
 def _hand_over(master: nn.Parameter, copy: Tensor) -> None:
-    """Adds a copy's gradient to that of its master."""
+    """Move the gradient of a copy to its master parameter, where it is added."""
     gradient, copy.grad = copy.grad, None
     assert gradient is not None  # the hook runs once it is set
     if master.grad is None:

@@ -34,18 +34,17 @@ Field: TypeAlias = Tensor | TensorList
 
 @define(eq=False)
 class TensorBatch:
-    """The base of typed batches, attrs classes whose fields are Tensors [B, ...] or TensorLists of B.
+    """A base class of typed batches: attrs classes whose fields are Tensors [B, ...] or TensorLists of B.
 
-    They are defined with eq=False too: the equality of attrs would compare tuples of tensors, which raises.
-    A field that is set by attribute is checked as in a new batch; `attrs.evolve` changes several that only fit
-    together. A class makes further checks in `__attrs_post_init__`, as ModelInputs does, and has no validators of
-    attrs, which would replace `__setattr__`.
-    Selections may share memory with the batch they come from; `__setitem__` never writes there.
-    Raises DataError, naming the fields, if a field is neither, if lengths or devices differ, and for B = 0.
+    Subclasses use eq=False, since attrs would compare tuples of tensors, which raises. Setting a field checks it as in
+    a new batch; `attrs.evolve` changes several fields at once. A class makes further checks in `__attrs_post_init__`,
+    as ModelInputs does. It has no attrs validators, which would replace `__setattr__`.
+    Selections may share memory with their batch; `__setitem__` never writes there. Raises DataError, naming the fields,
+    if a field is of another type, if lengths or devices differ, and for B = 0.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a field that fits the others, otherwise raise DataError as a new batch does, and change nothing."""
+        """Set a field that fits the others; otherwise raise DataError and change nothing."""
         if hasattr(self, name) and name in self.parts():  # not while the batch is made
             evolve(self, **{name: value})
         object.__setattr__(self, name, value)
@@ -106,14 +105,14 @@ class TensorBatch:
             object.__setattr__(self, name, value)  # of several fields, each may fit only all the others
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other is of the same class, and each field of the same kind, dtype, shapes and values."""
+        """Whether the other batch has the same class, and equal fields in kind, dtype, shapes and values."""
         return type(self) is type(other) and all(
             value == theirs if isinstance(value, TensorList) else equal_tensors(value, theirs)
             for value, theirs in zip(self.parts().values(), other.parts().values(), strict=True)
         )
 
     def __reduce__(self) -> tuple[Any, tuple[type[Self], dict[str, Packed | TensorList]]]:
-        """Plain values, so that unpickling does not run torch's own unpickler; the result is on the CPU."""
+        """Pickle as plain values, so that unpickling does not run torch's own unpickler; the result is on the CPU."""
         packed: dict[str, Packed | TensorList] = {
             name: pack(value) if isinstance(value, Tensor) else value for name, value in self.parts().items()
         }
@@ -121,7 +120,7 @@ class TensorBatch:
 
     @classmethod
     def cat(cls, batches: Sequence[Self]) -> Self:
-        """The rows of all batches, one batch after the other.
+        """The rows of all batches, in order, in one batch.
 
         Raises DataError for no batches, and for fields that differ in kind, dtype, device or in shape after B.
         """
@@ -139,27 +138,27 @@ class TensorBatch:
 
     @classmethod
     def _align(cls, batches: Sequence[Self]) -> Sequence[Self]:
-        """Batches aligned for joining; a class whose rows can be padded overrides this."""
+        """The batches aligned for joining; a class whose rows can be padded overrides this."""
         return batches
 
     def chunk(self, n: int) -> list[Self]:
-        """Splits the batch into at most n batches of equal length except the last, as torch.chunk."""
+        """Split the batch into at most n batches of equal length except the last, as torch.chunk does."""
         return [self[part] for part in chunk_slices(len(self), n)]
 
     def repeat(self, n: int) -> Self:
-        """The whole batch n times over: a b a b."""
+        """Repeat the whole batch n times: a b a b."""
         check_count("repeat", n)
         return self[list(range(len(self))) * n]
 
     def permute(self, order: Sequence[int] | Tensor) -> Self:
-        """Row i of the result is row order[i]. Raises DataError if the order is not a permutation."""
+        """Reorder the rows: row i of the result is row order[i]. Raises DataError if it is not a permutation."""
         rows = row_numbers(order, len(self))
         if sorted(rows) != list(range(len(self))):
             raise DataError(f"{rows} is not a permutation of {len(self)} rows")
         return self[rows]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """A new batch on that device; its floating-point fields get the dtype, ids and masks keep theirs."""
+        """Copy the batch to a device; floating-point fields get the dtype, ids and masks keep theirs."""
         moved = {}
         for name, value in self.parts().items():
             moved[name] = value.to(device=device or value.device, dtype=_dtype(value, dtype))
@@ -203,7 +202,7 @@ class ModelInputs(TensorBatch):
     def pixels_or_none(self) -> tuple[Tensor | None, Tensor | None]:
         """pixel_values [R, P] and image_grid_thw [I, 3] of all rows in order; None, None without an image.
 
-        A vision tower fails on empty tensors, so empty becomes None here, at the model's boundary.
+        Vision towers fail on empty tensors, so they become None here.
         """
         if not self.has_images:
             return None, None
@@ -215,7 +214,7 @@ class ModelInputs(TensorBatch):
         return [batch if batch.input_ids.shape[1] == widest else batch.widened(widest) for batch in batches]
 
     def widened(self, width: int) -> Self:
-        """Padded on the right to this width."""
+        """The batch padded on the right to this width."""
         added = (0, width - self.input_ids.shape[1])
         return evolve(
             self,
@@ -248,14 +247,14 @@ def collate(samples: Sequence[TokenSample], device: torch.device | str = "cpu") 
 
 
 def _rows(value: Field, rows: list[int]) -> Field:
-    """Rows of a field: a view if a tensor's rows are consecutive, so that a slice copies nothing."""
+    """The rows of a field: a view if a tensor's rows are consecutive, so that a slice copies nothing."""
     if isinstance(value, Tensor) and rows == list(range(rows[0], rows[-1] + 1)):
         return value[rows[0] : rows[-1] + 1]
     return value[rows]
 
 
 def _check_joinable(name: str, values: Sequence[Field]) -> None:
-    """Raises DataError, naming the field, if the values cannot be rows of one field."""
+    """Check that values can be rows of one field. Raises DataError that names the field."""
     kinds = {_kind(value) for value in values}
     if len(kinds) > 1:
         raise DataError(f"{name}: {' and '.join(sorted(kinds))} cannot be combined")

@@ -19,7 +19,7 @@ LONGEST = 1 << 20  # bytes
 
 
 def read_chat_template(file: str | None) -> str | None:
-    """The template in a file; None without one. Raises DataError with file and line if it is no template."""
+    """The chat template in a file; None for None. Raises DataError with file and line if it is no template."""
     if file is None:
         return None
     try:
@@ -39,15 +39,15 @@ def read_chat_template(file: str | None) -> str | None:
 
 
 def check_thinking(enable_thinking: bool | None, texts: Iterable[str], source: str) -> None:
-    """Raises ConfigError for an enable_thinking that none of the templates reads."""
+    """Check that one of the templates reads enable_thinking, if it is set. Raises ConfigError."""
     if enable_thinking is not None and not any("enable_thinking" in text for text in texts):
         raise ConfigError(f"the chat template of {source} does not read enable_thinking: remove it")
 
 
 def check_template(text: str, place: str) -> None:
-    """Raises DataError, with place and line, for a text that is no template, or longer than LONGEST.
+    """Check that a text is a chat template of at most LONGEST characters. It is parsed, never rendered.
 
-    It is parsed, never rendered.
+    Raises DataError with place and line.
     """
     if len(text) > LONGEST:
         raise DataError(f"{place}: not a chat template: {len(text):,} characters, more than {LONGEST:,}")
@@ -60,7 +60,9 @@ def check_template(text: str, place: str) -> None:
 
 
 def replace_chat_template(directory: Path, template: str) -> None:
-    """Write it into a checkpoint directory, as the only one that transformers and serving engines find there."""
+    """Write a chat template into a checkpoint directory, and remove all others that transformers or engines
+    would find.
+    """
     for name in OTHERS:
         (directory / name).unlink(missing_ok=True)
     for name in HOLDING:
@@ -72,7 +74,7 @@ def replace_chat_template(directory: Path, template: str) -> None:
 
 
 class _Generation(Extension):
-    """The block `{% generation %}`, with which templates mark answers."""
+    """The Jinja extension for the block `{% generation %}`, with which templates mark answers."""
 
     tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
 

@@ -19,7 +19,10 @@ from ops.lib.vision.processor import Processor
 
 @frozen(eq=False)
 class TextChunk:
-    """input_ids int64 [S]; loss_mask bool [S]. Raises DataError for other shapes or dtypes."""
+    """A part of a sample that is text. input_ids int64 [S]; loss_mask bool [S].
+
+    Raises DataError for other shapes or dtypes.
+    """
 
     input_ids: Tensor
     loss_mask: Tensor
@@ -40,9 +43,8 @@ class TextChunk:
 class ImageChunk:
     """One image: pixel_values float32 [R, P] and image_grid_thw int64 [1, 3], with R = t*h*w rows.
 
-    It is represented by t*h*w / merge_size^2 tokens, none of which is in the loss. expected_tokens: their
-    number by the header of the encoded image.
-    Raises DataError if rows, grid, merge size and expected tokens are inconsistent.
+    It stands for t*h*w / merge_size^2 tokens, none of which is in the loss. expected_tokens: their number according to
+    the header of the encoded image. Raises DataError if rows, grid, merge size and expected tokens are inconsistent.
     """
 
     pixel_values: Tensor
@@ -71,7 +73,7 @@ class ImageChunk:
 
     @classmethod
     def from_image(cls, processor: Processor, image: Image.Image, expected_tokens: int | None = None) -> Self:
-        """Patchify an RGB image.
+        """Make a chunk from an RGB image.
 
         Raises DataError for a processor without images, and ValueError for an image that the processor rejects.
         """
@@ -92,12 +94,12 @@ class ImageChunk:
 
     @property
     def input_ids(self) -> Tensor:
-        """The image token, repeated for each token of the image, int64 [S]."""
+        """The ids of the image: its image token, repeated for each token, int64 [S]."""
         return torch.full((self.num_tokens,), self.image_token_id, dtype=torch.int64)
 
     @property
     def loss_mask(self) -> Tensor:
-        """False throughout, bool [S]."""
+        """The loss mask of the image: False throughout, bool [S]."""
         return torch.zeros(self.num_tokens, dtype=torch.bool)
 
 
@@ -106,9 +108,10 @@ Chunk = TextChunk | ImageChunk
 
 @frozen(eq=False)
 class ChunkedInput:
-    """input_ids int64 [S]; loss_mask bool [S]; pixel_values float32 [R, P]; image_grid_thw int64 [I, 3].
+    """Joined chunks of text and images as one input.
 
-    Without an image R = I = 0.
+    input_ids int64 [S]; loss_mask bool [S]; pixel_values float32 [R, P]; image_grid_thw int64 [I, 3]. Without an image
+    R = I = 0.
     """
 
     input_ids: Tensor
@@ -118,7 +121,9 @@ class ChunkedInput:
 
 
 def concatenate(chunks: Sequence[Chunk], patch_dim: int) -> ChunkedInput:
-    """The chunks as one input; patch_dim is the processor's P. Raises DataError for no chunks, and for another P."""
+    """The chunks joined into one input. patch_dim: the processor's P. Raises DataError for no chunks, and for another
+    P.
+    """
     if not chunks:
         raise DataError("no chunks to concatenate")
     images = [chunk for chunk in chunks if isinstance(chunk, ImageChunk)]
@@ -138,7 +143,7 @@ def concatenate(chunks: Sequence[Chunk], patch_dim: int) -> ChunkedInput:
 def place_images(
     input_ids: Tensor, loss_mask: Tensor, image_token_id: int, images: Sequence[ImageChunk]
 ) -> list[Chunk]:
-    """Chunks of a tokenised text in which every image is one placeholder: the i-th placeholder becomes images[i].
+    """The chunks of a tokenised text with one placeholder for each image; the i-th placeholder becomes images[i].
 
     input_ids int64 [S]; loss_mask bool [S]. Raises DataError if the numbers of placeholders and images differ.
     """

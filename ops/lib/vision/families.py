@@ -43,7 +43,7 @@ Part = Literal["vision", "projector", "text"]
 
 @frozen
 class Family:
-    """A text-only decoder, and the interface of every family. `config` is the content of config.json.
+    """A family of target models; this class is a text-only decoder, and the interface of all. config: a config.json.
 
     mask_token_id: an id that the family's tokenizer never produces, None if no single one is known for the family.
     other_parts: prefixes of names, in a checkpoint, of tensors that do not belong to the language model.
@@ -57,7 +57,7 @@ class Family:
 
     @property
     def text_config(self) -> Mapping[str, Any]:
-        """The part that describes the language model: text_config if there is one, else the whole."""
+        """The part of the config that describes the language model: text_config if there is one, else the whole."""
         return text_part(self.config)
 
     @property
@@ -70,7 +70,7 @@ class Family:
 
     @property
     def tied(self) -> bool:
-        """Whether the head is the embedding."""
+        """Whether the head shares the embedding's weights."""
         return is_tied(self.config)
 
     @property
@@ -79,7 +79,7 @@ class Family:
         return False
 
     def check(self) -> None:
-        """Raises DataError for an invalid config of this family."""
+        """Check that a config is valid in this family. Raises DataError."""
         check_family_config(self.config)
 
     def arguments(self, inputs: ModelInputs) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Family:
         return {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
 
     def forget_positions(self, model: Any) -> None:
-        """Drops the model's cached positions of an earlier prompt; a text model has none."""
+        """Drop the model's cached positions of an earlier prompt; a text model has none."""
 
     def position_offsets(self, model: Any) -> Tensor | int:
         """The difference between the last prefill's positions and its token counts, int64 [B], or 0 for all rows."""
@@ -106,7 +106,7 @@ class Family:
         return {}
 
     def part_of(self, parameter: str) -> Part:
-        """Which part of the model a parameter, by its name in `model.named_parameters()`, belongs to."""
+        """The part of the model to which a parameter belongs, by its name in `model.named_parameters()`."""
         return "text"
 
     def for_serving(self) -> dict[str, Any]:
@@ -117,20 +117,20 @@ class Family:
         return {**self.config, "tie_word_embeddings": True} if self.tied else dict(self.config)
 
     def check_serving(self) -> None:
-        """Raises DataError for a config that SGLang loads differently from transformers, or not at all."""
+        """Check that SGLang loads the config as transformers does. Raises DataError."""
         check_served_config(self.config)
 
     def for_saving(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
-        """Weights by their names in the model -> those to save, and whether `save_pretrained` must convert them."""
+        """The weights to save, under their saved names, and whether `save_pretrained` must convert them."""
         return dict(weights), True
 
 
 @frozen
 class VisionFamily(Family):
-    """What the vision-language families have in common: Qwen's patches, mRoPE and image tokens.
+    """A base class of the vision-language families, which share Qwen's patches, mRoPE and image tokens.
 
-    Text and images mix in a batch. If it has images, `mm_token_type_ids` (1 on image tokens) marks for the model which
-    positions are three-dimensional; without it Qwen2.5-VL would silently use one dimension.
+    Text and images mix in a batch. For images, `mm_token_type_ids` (1 on image tokens) tells the model which positions
+    are three-dimensional; without it Qwen2.5-VL would silently use one dimension.
     """
 
     other_parts: ClassVar[tuple[str, ...]] = (VISUAL,)
@@ -141,12 +141,12 @@ class VisionFamily(Family):
 
     @property
     def merge_size(self) -> int:
-        """Patches along each side of what becomes one image token."""
+        """The number of patches along each side of what becomes one image token."""
         return int(self.vision_config.get("spatial_merge_size", 2))
 
     @property
     def patch_dim(self) -> int:
-        """Length of a row of pixel values."""
+        """The length of a row of pixel values."""
         return patch_dim(self.vision_config)
 
     @property
@@ -165,18 +165,23 @@ class VisionFamily(Family):
         return arguments
 
     def forget_positions(self, model: Any) -> None:
-        """A Qwen-VL model keeps `rope_deltas` of its last prefill, and stale ones shift every later token."""
+        """Drop the `rope_deltas` that a Qwen-VL model keeps from its last prefill; they would shift every
+        later token.
+        """
         model.model.rope_deltas = None
 
     def position_offsets(self, model: Any) -> Tensor | int:
-        """An image takes fewer positions than tokens; the model keeps the difference as `rope_deltas` [B, 1]."""
+        """The difference between positions and tokens of the last prefill, kept by the model as `rope_deltas` [B, 1].
+
+        An image takes fewer positions than tokens.
+        """
         deltas = model.model.rope_deltas
         return 0 if deltas is None else deltas[:, 0]
 
     def image_features(self, seen: Any) -> list[Tensor]:
-        """The tensors that the language model takes of what the model's `get_image_features` returned.
+        """The tensors for the language model in a result of `get_image_features`. seen: that result.
 
-        seen: that return value. First [tokens, M] of each image, then [tokens, M] of each deepstack layer.
+        First [tokens, M] of each image, then [tokens, M] of each deepstack layer.
         """
         return list(seen.pooler_output)
 
@@ -189,7 +194,7 @@ class VisionFamily(Family):
 
 @frozen
 class Qwen3(Family):
-    """Qwen3, text-only: dense, or with a mixture of experts in its layers."""
+    """The family Qwen3, text-only: dense, or with a mixture of experts."""
 
     model_types = QWEN3
     mask_token_id = QWEN3_MASK_ID
@@ -197,7 +202,7 @@ class Qwen3(Family):
 
 @frozen
 class Qwen25Vl(VisionFamily):
-    """Qwen2.5-VL: windowed attention in the vision tower; older checkpoints hold the text config flat at the top."""
+    """The family Qwen2.5-VL, with windowed attention in the vision tower; older checkpoints have no text_config."""
 
     model_types = QWEN25_VL
     mask_token_id = QWEN3_MASK_ID
@@ -205,10 +210,10 @@ class Qwen25Vl(VisionFamily):
 
 @frozen
 class Qwen3Vl(VisionFamily):
-    """Qwen3-VL: deepstack adds visual features to the outputs of the first text layers.
+    """The family Qwen3-VL: deepstack adds visual features to the outputs of the first text layers.
 
-    `hidden_states` of transformers lacks that addition; the input of the next layer, which serving engines capture,
-    has it.
+    `hidden_states` of transformers lacks that addition; the input of the next layer, which serving engines capture, has
+    it.
     """
 
     model_types = QWEN3_VL
@@ -219,9 +224,10 @@ class Qwen3Vl(VisionFamily):
         return "moe_intermediate_size" in self.text_config
 
     def for_saving(self, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], bool]:
-        """The experts are [experts, in, out] in this family's checkpoints, and [experts, out, in] in the model.
+        """The weights to save, with experts transposed back to the checkpoints' form [experts, in, out].
 
-        transformers 5.12 transposes them when loading, but not back when saving; SGLang expects the former.
+        The model has [experts, out, in]. transformers 5.12 transposes them when loading, but not when saving; SGLang
+        expects the checkpoints' form.
         """
         if not self.has_experts:
             return super().for_saving(weights)
@@ -234,7 +240,7 @@ class Qwen3Vl(VisionFamily):
         return [*super().image_features(seen), *seen.deepstack_features]
 
     def slice_visuals(self, arguments: Mapping[str, Any], part: slice) -> dict[str, Any]:
-        """Cuts the visual arguments of a text model to a part of the tokens.
+        """The visual arguments of a text model, cut to a part of the tokens.
 
         deepstack_visual_embeds: a list of [V, M], V the image tokens of visual_pos_masks, bool [B, S].
         """
@@ -252,7 +258,7 @@ class Qwen3Vl(VisionFamily):
 
 @frozen
 class Qwen35(VisionFamily):
-    """Qwen3.5: three of four text layers are linear attention (gated delta rule), and there is no deepstack.
+    """The family Qwen3.5: three of four text layers are linear attention (gated delta rule); no deepstack.
 
     A text-only checkpoint, with `_text` or without vision_config, is a target as well.
     """
@@ -276,11 +282,11 @@ class Qwen35(VisionFamily):
         return super().position_offsets(model) if self.has_vision else 0
 
     def for_serving(self) -> dict[str, Any]:
-        """The config with the fields that SGLang reads, with the values that transformers computes with.
+        """The config with the fields that SGLang reads, set to the values that transformers computes with.
 
-        SGLang takes the kinds of layers from an interval, and the rotary share from the field outside of the rope's;
-        without deepstack_visual_indexes it takes those of Qwen3-VL. transformers writes layer_types without the
-        interval where it made the list itself, always a share of 0.25, and the indexes only if they were given.
+        SGLang derives the layers' kinds from an interval, and reads the rotary share outside the rope table. Without
+        deepstack_visual_indexes it uses Qwen3-VL's. transformers omits the interval where it made layer_types itself,
+        always writes a share of 0.25, and omits the indexes unless they were given.
         """
         text = dict(self.text_config)
         interval = full_attention_interval(text)
@@ -357,7 +363,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by dotted name, with those of text_config and vision_config."""
+    """The fields of a config by dotted name, with those of text_config and vision_config."""
     fields: dict[str, Any] = {}
     for name, value in config.items():
         if name in ("text_config", "vision_config") and value is not None:

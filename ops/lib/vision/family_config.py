@@ -91,7 +91,7 @@ def vision_part(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def patch_dim(vision: Mapping[str, Any]) -> int:
-    """Length of a row of pixel values, by vision_config."""
+    """The length of a row of pixel values, from vision_config."""
     channels = vision.get("in_channels", vision.get("in_chans", 3))
     return int(channels * vision.get("temporal_patch_size", 2) * vision["patch_size"] ** 2)
 
@@ -156,7 +156,9 @@ DEEPSTACK, DEPTH = (8, 16, 24), 27  # of the class in transformers
 
 
 def check_family_config(config: Mapping[str, Any]) -> None:
-    """Raises DataError for sizes and parts that are missing, and for values that would have no effect or another."""
+    """Check a config for missing sizes and parts, and for values without effect or with another one. Raises
+    DataError.
+    """
     text = text_part(config)
     missing = [name for name in SIZES if name not in text]
     if missing:
@@ -178,8 +180,8 @@ def check_family_config(config: Mapping[str, Any]) -> None:
 
 
 def check_served_config(config: Mapping[str, Any]) -> None:
-    """Raises DataError for a config of a family that SGLang loads differently from transformers, or not at all, also
-    with the fields that `for_serving` adds.
+    """Check that SGLang loads a config as transformers does, given the fields that `for_serving` adds. Raises
+    DataError.
     """
     kind, text, seeing = config.get("model_type"), text_part(config), config.get("vision_config")
     if kind == "qwen3_moe" and is_tied(config):
@@ -208,7 +210,7 @@ def check_served_config(config: Mapping[str, Any]) -> None:
 
 
 def full_attention_interval(text: Mapping[str, Any]) -> int | None:
-    """The interval of layers with full attention, the last of each group; None if it varies."""
+    """The interval between layers with full attention, the last of each group; None if it varies."""
     kinds = text.get("layer_types")
     if kinds is None:
         return int(text.get("full_attention_interval", 4))
@@ -218,7 +220,7 @@ def full_attention_interval(text: Mapping[str, Any]) -> int | None:
 
 
 def _check_deepstack(seeing: Mapping[str, Any]) -> None:
-    """An index at or past the depth of the vision tower would silently have no effect."""
+    """Check the deepstack indices: one at or past the vision tower's depth would have no effect. Raises DataError."""
     depth = seeing.get("depth", DEPTH)
     beyond = [index for index in seeing.get("deepstack_visual_indexes", DEEPSTACK) if index >= depth]
     if beyond:

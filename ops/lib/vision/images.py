@@ -73,13 +73,15 @@ def size_of(encoded: bytes) -> tuple[int, int]:
 
 
 def orientation(image: Image.Image) -> int:
-    """The orientation by EXIF data, 1 if upright. Other tags, which cameras write in any type, are not interpreted."""
+    """The orientation in an image's EXIF data, 1 if upright. Other tags, of any type in cameras, are not
+    interpreted.
+    """
     return image.getexif().get(ExifTags.Base.Orientation, 1)
 
 
 @contextmanager
 def _only_unusable(encoded: bytes) -> Iterator[None]:
-    """Whatever is raised inside becomes Unusable, but for a lack of memory: that is no fault of the image."""
+    """Open a context that turns every error into Unusable, except a lack of memory, which is not the image's fault."""
     try:
         yield
     except MemoryError:
@@ -94,7 +96,7 @@ def _only_unusable(encoded: bytes) -> Iterator[None]:
 
 
 def read_images(samples: Samples | ImageSamples) -> Iterator[tuple[dict[str, Any], list[Image.Image]]]:
-    """Each row of an artifact's samples.jsonl with its images as `decode` returns them, one sample in memory at a time.
+    """Each row of an artifact's samples.jsonl with its decoded images; one sample is in memory at a time.
 
     Raises DataError, naming the sample, for an image that cannot be decoded; `inject_images` drops such samples.
     """
@@ -115,7 +117,7 @@ def _image_of(row: Mapping[str, Any], place: int, folder: Path) -> Image.Image:
 
 
 def eight_bits(grey: np.ndarray) -> np.ndarray:
-    """uint16 of any shape, 0..65535, to uint8, 0..255, rounded to the nearest."""
+    """Convert grey values from uint16, 0..65535, to uint8, 0..255, rounded to the nearest."""
     return ((grey.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
 
 
@@ -133,10 +135,11 @@ def strict_pillow() -> Iterator[None]:
 
 
 def fault_of(encoded: bytes, max_pixels: int, min_side: int) -> tuple[str, str]:
-    """(reason, detail) why an image cannot be used, or two empty strings; call it inside `strict_pillow`.
+    """The reason why an image cannot be used, and a detail; two empty strings if it can. Call it inside
+    `strict_pillow`.
 
-    The size is checked from the header, before decoding. Pillow itself refuses images of more than 89 million pixels
-    (decompression bombs): too large as well.
+    The size is read from the header, before decoding. Images of more than 89 million pixels, which Pillow refuses as
+    decompression bombs, are too large as well.
     """
     try:
         width, height = size_of(encoded)

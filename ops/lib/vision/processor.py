@@ -48,10 +48,10 @@ ImageBackend = Literal["pillow", "torchvision"]
 
 @frozen
 class Processor:
-    """Tokenizer, image processor (None for a text-only model) and the ids that dflow needs.
+    """A tokenizer, an image processor (None for a text-only model) and the ids that dflow needs.
 
-    image_backend: which library resizes the images, None without an image processor. vocab_size is that of the model
-    if its config is present, else that of the tokenizer: one more than its largest id, if that is larger.
+    image_backend: the library that resizes images, None without an image processor. vocab_size: the model's if its
+    config is present, else the tokenizer's; one more than the largest id, if that is larger.
     """
 
     source: str
@@ -68,12 +68,12 @@ class Processor:
 
     @property
     def sees(self) -> bool:
-        """Whether images can be given."""
+        """Whether the processor accepts images."""
         return self.image_processor is not None and self.image_token_id is not None
 
     @property
     def pixel_limits(self) -> dict[str, int] | None:
-        """min_pixels and max_pixels of an image, None without an image processor."""
+        """The limits min_pixels and max_pixels of an image; None without an image processor."""
         if self.image_processor is None:
             return None
         size = self.image_processor.size
@@ -81,7 +81,7 @@ class Processor:
 
     @property
     def patch_dim(self) -> int:
-        """Length of a row of pixel values; 0 without images."""
+        """The length of a row of pixel values; 0 without images."""
         images = self.image_processor
         return 3 * images.temporal_patch_size * images.patch_size**2 if images else 0
 
@@ -90,19 +90,19 @@ class Processor:
         return self.image_processor.merge_size if self.image_processor else 1
 
     def image_tokens(self, width: int, height: int) -> int:
-        """Tokens of an image of this size. Raises ValueError as `pixels`."""
+        """The number of tokens of an image of this size. Raises ValueError as `pixels` does."""
         patches: int = self.image_processor.get_number_of_image_patches(height, width, {})
         return patches // self.merge_size**2
 
     def pixels(self, image: Image.Image) -> dict[str, Any]:
-        """pixel_values float32 [t*h*w, patch_dim] and image_grid_thw int64 [1, 3] of an RGB image.
+        """The pixels of an RGB image: pixel_values float32 [t*h*w, patch_dim] and image_grid_thw int64 [1, 3].
 
         Raises ValueError for an image that the processor rejects (sides that differ by a factor above 200).
         """
         return self.image_processor(images=[image], return_tensors="pt")
 
     def picture(self, pixel_values: Tensor, grid_thw: Sequence[int]) -> Image.Image:
-        """The RGB image of which `pixels` made these rows [t*h*w, patch_dim], as it was resized, up to rounding."""
+        """The resized RGB image from which `pixels` made the rows [t*h*w, patch_dim], up to rounding."""
         images = self.image_processor
         _, rows, columns = grid_thw
         merge, side = images.merge_size, images.patch_size
@@ -131,14 +131,13 @@ def load_processor(
     image_backend: ImageBackend = "pillow",
     chat_template: str | None = None,
 ) -> Processor:
-    """Load the parts from a checkpoint directory or a model id; min_pixels and max_pixels override the image sizes.
+    """Load the processor of a checkpoint directory or model id. min_pixels, max_pixels: override the image sizes.
 
-    The chat template of a vision-language model is the processor's, if it has one, as in transformers; chat_template
-    takes the place of the checkpoint's.
-    trust_remote_code: whether a tokenizer's own code may run; code of another repository never does. image_backend:
-    the library that resizes images; the two differ by up to two grey levels, and serving engines may choose either.
+    chat_template: replaces the checkpoint's; a vision-language model's is the processor's, if it has one, as in
+    transformers. trust_remote_code: whether a tokenizer's own code may run; code of another repository never does.
+    image_backend: the library that resizes images; the two differ by up to two grey levels, and engines may use either.
     Raises DataError if the tokenizer cannot be loaded, or has no character offsets, chat template, EOS or padding
-    token, and for an image processor of an unknown kind; ConfigError if torchvision is missing.
+    token, and for an unknown image processor; ConfigError if torchvision is missing.
     """
     if Path(source).is_dir() and not has_tokenizer(Path(source)):
         # transformers would silently make an empty tokenizer of the model's family.
@@ -187,7 +186,7 @@ def load_processor(
 
 
 def mask_token_id(tokenizer: PreTrainedTokenizerBase, config: Mapping[str, Any], vocab_size: int) -> int | None:
-    """The tokenizer's own mask token, else the family's if it is in the vocabulary, else None."""
+    """The id of the tokenizer's own mask token, else the family's if it is in the vocabulary, else None."""
     vocabulary = tokenizer.get_vocab()
     for token in MASK_TOKENS:
         if token in vocabulary:
@@ -198,15 +197,16 @@ def mask_token_id(tokenizer: PreTrainedTokenizerBase, config: Mapping[str, Any],
 
 
 def model_config(source: str) -> dict[str, Any]:
-    """config.json of a checkpoint, or {} if a directory has only a processor."""
+    """The config.json of a checkpoint; {} if a directory has only a processor."""
     if not Path(source).is_dir():
         return PreTrainedConfig.get_config_dict(source)[0]
     return read_settings(Path(source) / "config.json")
 
 
 def _processor_template(source: str) -> str | dict[str, str] | None:
-    """The chat template of the processor, in the order of transformers: processor_config.json,
-    chat_template.json, chat_template.jinja; None: the tokenizer's own.
+    """The processor's chat template, in transformers' order; None for the tokenizer's own.
+
+    The order is processor_config.json, chat_template.json, chat_template.jinja.
     """
     try:
         settings, _ = ProcessorMixin.get_processor_dict(source)
@@ -216,7 +216,7 @@ def _processor_template(source: str) -> str | dict[str, str] | None:
 
 
 def _eos_token_ids(source: str, eos_token_id: int) -> tuple[int, ...]:
-    """The tokenizer's EOS first, then the others at which generation stops."""
+    """The ids of EOS tokens: the tokenizer's first, then others at which generation stops."""
     try:
         others = GenerationConfig.from_pretrained(source).eos_token_id
     except OSError:  # no generation_config.json
@@ -238,7 +238,7 @@ def _image_processor(source: str, min_pixels: int | None, max_pixels: int | None
 
 
 def _image_settings(source: str) -> tuple[Path | str, dict[str, Any]]:
-    """Settings of a directory, or of a model id, whose files are downloaded; empty without an image processor."""
+    """The image processor's file and settings, of a directory or a model id, which is downloaded; empty without one."""
     if Path(source).is_dir():
         return image_settings(Path(source))
     try:

@@ -24,7 +24,7 @@ EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}  # in `siz
 
 
 def ordered_pixels(instance: Any, _attribute: object, most: int | None) -> None:
-    """The validator of max_pixels. Raises ValueError below min_pixels."""
+    """A validator of max_pixels. Raises ValueError if it is below min_pixels."""
     least = getattr(instance, "min_pixels", None)
     if least is not None and most is not None and least > most:
         raise ValueError(f"'max_pixels': {most} is less than min_pixels = {least}")
@@ -43,9 +43,10 @@ def image_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def pixel_limits(place: Path | str, settings: Mapping[str, Any]) -> dict[str, int]:
-    """The limits in an image processor's settings; empty if these are. Raises DataError, which begins with the place.
+    """The limits min_pixels and max_pixels of an image processor's settings; empty for empty settings.
 
-    As in transformers, min_pixels and max_pixels come before `size`, and each limit is read by itself.
+    As in transformers, min_pixels and max_pixels come before `size`, and each limit is read by itself. Raises
+    DataError, which begins with the place.
     """
     if not settings:
         return {}
@@ -67,10 +68,10 @@ def chosen_limits(
     min_pixels: int | None = None,
     max_pixels: int | None = None,
 ) -> dict[str, int]:
-    """The limits of a processor's settings, with those of a node in their place; empty if the settings are.
+    """The pixel limits of a processor's settings, replaced by those of a node if given; empty for empty settings.
 
-    source: the processor; place: the file of the settings. Raises DataError for an image processor of an unknown kind,
-    and for limits that exclude each other.
+    source: the processor. place: the file of the settings. Raises DataError for an unknown image processor, and for
+    limits that exclude each other.
     """
     if not settings:
         return {}
@@ -86,9 +87,9 @@ def chosen_limits(
 
 
 def served_pixels(captured: Mapping[str, Any], model_dir: Path) -> dict[str, int]:
-    """The limits of the training's images ("captured" of training.json) if the target's own differ, else none.
+    """The pixel limits of the training's images if they differ from the target's own, else empty.
 
-    Raises DataError if the target's processor cannot be read.
+    captured: the entry of training.json. Raises DataError if the target's processor cannot be read.
     """
     used = captured.get("pixel_limits") or {}
     return dict(used) if used != pixel_limits(*image_settings(model_dir)) else {}
@@ -116,7 +117,7 @@ def has_tokenizer(directory: Path) -> bool:
 
 
 def processor_mistakes(directory: Path) -> list[str]:
-    """What a processor in the directory lacks, a sentence each. Raises DataError for a JSON file that is none."""
+    """Sentences on what a processor in the directory lacks. Raises DataError for an invalid JSON file."""
     mistakes = [] if has_tokenizer(directory) else [NO_TOKENIZER]
     templates = list(_templates(directory))
     names = [name for _, name, _ in templates]
@@ -132,7 +133,7 @@ def processor_mistakes(directory: Path) -> list[str]:
 
 
 def check_image_sizes(directory: Path) -> None:
-    """Raises DataError for sizes of an image processor with which no image, or no machine, could be processed."""
+    """Check that an image processor's sizes are possible for images and machines. Raises DataError."""
     for name in IMAGE_PROCESSOR_FILES:
         settings = read_settings(directory / name)
         for part in (settings, settings.get("image_processor")):
@@ -142,7 +143,9 @@ def check_image_sizes(directory: Path) -> None:
 
 
 def check_sizes(place: str, settings: object) -> None:
-    """Raises DataError, which begins with the place, for a size in an object that is no number within its limits."""
+    """Check that the sizes in a settings object are numbers within their limits. Raises DataError, which begins with
+    the place.
+    """
     found = settings if isinstance(settings, Mapping) else {}
     for name, most in (MOST_SIZES | MOST_PIXELS).items():
         size = found.get(name)
@@ -175,7 +178,7 @@ def template_texts(directory: Path) -> list[str]:
 
 
 def no_default_template(names: Iterable[str]) -> str:
-    """The mistake of named chat templates, among which transformers and serving engines cannot choose."""
+    """The message that several named chat templates leave transformers and engines no choice."""
     listed = on_one_line(", ".join(sorted(set(names))))
     return (
         f"its chat templates are named {listed}, and none is the default; copy the one to use to {DEFAULT_FILE} in "
@@ -196,7 +199,7 @@ def _template_mistakes(templates: Sequence[tuple[str, str, str]]) -> list[str]:
 
 
 def _templates(directory: Path) -> Iterator[tuple[str, str, str]]:
-    """The chat templates: where each is, its name, and its text. A JSON file has one, or a list of named ones."""
+    """The chat templates in a directory, as place, name and text. A JSON file has one, or several named ones."""
     for file in (file for pattern in TEMPLATE_FILES for file in sorted(directory.glob(pattern))):
         if file.stat().st_size:
             name = DEFAULT if file.parent == directory else file.stem

@@ -21,10 +21,10 @@ Packed = tuple[str, tuple[int, ...], bytes]
 
 
 class TensorList:
-    """Tensors of any shapes, of one dtype and on one device, never empty.
+    """A list of tensors of any shapes, with one dtype and one device, never empty.
 
-    Selections share the tensors but not the list: setting an item of one does not change the other.
-    Raises DataError for no tensors, for anything but tensors, or for more than one dtype or device.
+    A selection is a new list that shares the tensors: setting an item in one list does not change the other. Raises
+    DataError for no tensors, for anything but tensors, or for more than one dtype or device.
     """
 
     __slots__ = ("_tensors",)
@@ -42,7 +42,7 @@ class TensorList:
         return iter(self._tensors)
 
     def __getitem__(self, index: int | Index) -> Any:
-        """The tensor at an int; a TensorList for a slice, ints, an int64 tensor, or a bool tensor as a mask.
+        """Select tensors: one by an int; a TensorList by a slice, ints, an int64 tensor, or a bool tensor as a mask.
 
         Raises IndexError past the ends, and DataError if nothing is selected.
         """
@@ -70,7 +70,7 @@ class TensorList:
         self._tensors = tensors
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other is a TensorList of the same dtype, shapes and values; the device does not matter."""
+        """Whether the other is a TensorList of equal dtype, shapes and values; the device does not matter."""
         return (
             isinstance(other, TensorList)
             and len(self) == len(other)
@@ -97,20 +97,20 @@ class TensorList:
 
     @classmethod
     def cat(cls, lists: Iterable[TensorList]) -> Self:
-        """The tensors of all lists, one list after the other."""
+        """The tensors of all lists, in order, as one TensorList."""
         return cls(tensor for tensors in lists for tensor in tensors)
 
     def chunk(self, n: int) -> list[TensorList]:
-        """Splits the list into at most n parts of equal length except the last, as torch.chunk."""
+        """Split the list into at most n parts of equal length except the last, as torch.chunk does."""
         return [self[part] for part in chunk_slices(len(self), n)]
 
     def repeat(self, n: int) -> TensorList:
-        """The whole list n times over: a b a b."""
+        """Repeat the whole list n times: a b a b."""
         check_count("repeat", n)
         return TensorList(self._tensors * n)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> TensorList:
-        """A new list on that device, of that dtype; None keeps the current one."""
+        """Copy the list to a device and dtype; None keeps the current one."""
         return TensorList(tensor.to(device=device or tensor.device, dtype=dtype or tensor.dtype) for tensor in self)
 
 
@@ -158,7 +158,7 @@ def chunk_slices(length: int, n: int) -> list[slice]:
 
 
 def check_count(what: str, n: int) -> None:
-    """Raises DataError if n is below 1."""
+    """Check that a count is at least 1. Raises DataError."""
     if n < 1:
         raise DataError(f"{what}({n}): the number must be at least 1")
 
@@ -170,17 +170,17 @@ def equal_tensors(one: Any, other: Any) -> bool:
 
 
 def pack(tensor: Tensor) -> Packed:
-    """A tensor as plain values, only those of its view.
+    """A tensor as plain values: dtype, shape and bytes, only those of its view.
 
-    Pickling a tensor itself would store the whole storage behind the view, and unpickling would call torch.load on an
-    inner pickle, which can run any code.
+    Pickling a tensor would store the whole storage behind the view, and unpickling would call torch.load on an inner
+    pickle, which can run any code.
     """
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), raw
 
 
 def unpack(packed: Packed) -> Tensor:
-    """The tensor again, on the CPU."""
+    """Restore a packed tensor, on the CPU."""
     dtype, shape, raw = packed
     if not raw:
         return torch.empty(shape, dtype=getattr(torch, dtype))

@@ -23,10 +23,10 @@ def launch_command(
     address: Address = LOCAL,
     extra: Sequence[str] = (),
 ) -> list[str]:
-    """The command, as a list of arguments that begins with "vllm"; without a draft only the target is served.
+    """The command that starts vLLM, as a list that begins with "vllm"; without a draft it serves only the target.
 
-    target: the checkpoint directory (model/ of a TargetModel) or a model id. draft: its path is that of a directory in
-    either format. extra: further arguments for vLLM, which override those before them.
+    target: the checkpoint directory (model/ of a TargetModel) or a model id. draft: its path is a directory in either
+    format. extra: further arguments for vLLM, which override earlier ones.
     """
     command = [PROGRAM, "serve", target, "--dtype", served.dtype]
     if draft is not None:
@@ -41,15 +41,15 @@ def launch_command(
 
 
 def speculative_config(draft: DraftOption) -> dict[str, Any]:
-    """vLLM counts the proposals of a step, which are one fewer than the tokens that are verified at once."""
+    """The speculative config for vLLM, which counts the proposals of a step: one fewer than the verified tokens."""
     return {"method": METHODS[draft.algorithm], "model": draft.path, "num_speculative_tokens": draft.block_size - 1}
 
 
 def image_arguments(served: Served) -> dict[str, Any]:
-    """How the images of the training were prepared, for the processor that vLLM loads: by which library they are
-    resized, and to which sizes if those of the target differ.
+    """vLLM's arguments for the processor, so that it prepares images as in training: resizing library and pixel limits.
 
-    transformers' newer name, backend = "pil", is refused there: it goes to the processor of videos too, which has none.
+    transformers' newer name, backend = "pil", would be refused: vLLM passes it to the video processor too, which has
+    none.
     """
     if not served.vision or served.image_backend is None:
         return {}
@@ -57,24 +57,22 @@ def image_arguments(served: Served) -> dict[str, Any]:
 
 
 def environment(served: Served) -> dict[str, str]:
-    """Environment variables that the server needs.
+    """The environment variables that a vLLM server needs.
 
-    vLLM's older model runner gives the draft a row of the 3-D positions of a target with images, silently, and fewer
-    tokens are accepted; the newer one counts 1-D positions. vLLM refuses to start where that cannot be used.
+    With images, vLLM's older model runner silently gives the draft one row of the target's 3-D positions, and fewer
+    tokens are accepted. The newer one counts 1-D positions; vLLM refuses to start where it cannot be used.
     """
     return {"VLLM_USE_V2_MODEL_RUNNER": "1"} if served.vision else {}
 
 
 def draft_for_vllm(directory: Path) -> Path:
-    """The directory of a draft that vLLM is given: that of speculators' format, if the export has one. It also reads
-    the serving directory itself.
-    """
+    """The draft directory to give to vLLM: in speculators' format if the export has one, else the serving directory."""
     own = directory / FOLDER
     return own if own.is_dir() else directory
 
 
 def warnings_for_vllm(served: Served) -> list[str]:
-    """What vLLM cannot be told."""
+    """Warnings about settings that cannot be passed to vLLM."""
     if not served.captured_flags:
         return []
     return [

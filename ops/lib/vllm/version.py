@@ -22,10 +22,10 @@ ASK_WITHIN_S = 60.0
 
 
 def require_vllm(what: str) -> Path:
-    """The program `vllm`, beside this Python or on PATH. Raises DataError if there is none, or one of another version,
-    so that `what` may not work.
+    """The program `vllm`, beside this Python or on PATH.
 
-    How vLLM reads a draft changed with several releases, and a draft that it misreads still gives right answers.
+    what: the purpose, for the error. Raises DataError if the program is missing or of another version. How vLLM reads a
+    draft changed with several releases, and a misread draft still gives right answers, only slower.
     """
     program = _find()
     if program is None:
@@ -45,10 +45,10 @@ def _find() -> Path | None:
 
 
 def _version(program: Path) -> str | None:
-    """Version of vLLM that a program belongs to; None where no Python tells it.
+    """The version of vLLM that a program belongs to; None where no Python can tell.
 
-    The program's Python is asked, since `vllm --version` would load torch. It is that of the program's first line.
-    Where a long path made a shell script of the program, it is the one beside it.
+    The program's Python is asked, since `vllm --version` would load torch. It is named in the program's first line. If
+    a long path made the program a shell script, it is the one beside it.
     """
     for python in (_first_line(program), [str(program.resolve().with_name("python3"))]):
         try:

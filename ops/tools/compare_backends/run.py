@@ -62,7 +62,7 @@ class Request:
 
     @property
     def tokenize(self) -> GraphNode:
-        """The node that produced the tokens."""
+        """The node that made the tokens."""
         return self.graph.nodes[self.node.inputs["tokens"][0]]
 
     @property
@@ -75,7 +75,7 @@ class Request:
 
     @property
     def readers(self) -> dict[str, TokenReader]:
-        """Readers of the captured splits, by split."""
+        """The token readers of the captured splits, by split."""
         return {split: TokenReader(self.tokens, split) for split in self.node.config.splits}
 
     @property
@@ -87,14 +87,16 @@ class Request:
 
 @frozen(eq=False)
 class BackendOutput:
-    """One backend in one dtype: states [S, F] and log-probabilities [S - 1] of each sample."""
+    """The output of one backend in one dtype: states [S, F] and log-probabilities [S - 1] of each sample."""
 
     states: list[Tensor]
     log_probs: list[Tensor]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write {"node", "layers", "device", "backends", "samples", "dtypes": [...], "left_out", "preprocessing",
+    """Compare the backends, and write the result as a JSON object.
+
+    It holds {"node", "layers", "device", "backends", "samples", "dtypes": [...], "left_out", "preprocessing",
     "image_bounds", "agree"}, or {"error"} if the comparison is refused.
     """
     request_file, result_file = map(Path, arguments)
@@ -107,12 +109,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def compare(request: Request) -> dict[str, Any]:
-    """Both backends in float32 and in the capture's dtype, and SGLang's preprocessing of the same messages.
+    """Compare both backends, in float32 and in the capture's dtype, and SGLang's preprocessing of the same messages.
 
-    Where SGLang does not support float32, only transformers' float32 measures the rounding; "left_out" of
-    the result gives the reason.
-
-    Raises DataError for tokens that do not fit the target, and ConfigError for layers that it does not have.
+    If SGLang does not support float32, only transformers' float32 measures the rounding; "left_out" in the result says
+    why. Raises DataError for tokens that do not fit the target, and ConfigError for layers that the target lacks.
     """
     config, info = request.node.config, target_info(request.target)
     layer_ids = layers_of(config, info["num_layers"])
@@ -155,7 +155,7 @@ def compare(request: Request) -> dict[str, Any]:
 
 
 def choose(readers: Mapping[str, TokenReader], count: int) -> list[TokenSample]:
-    """Samples spread over the splits, half of them with images if possible. Raises DataError for none."""
+    """Choose samples spread over the splits, half of them with images if possible. Raises DataError for none."""
     places = [(reader, row) for reader in readers.values() for row in range(len(reader))]
     seen = [(reader, row) for reader, row in places if reader.records[row]["category"] == "image"]
     read = [(reader, row) for reader, row in places if reader.records[row]["category"] != "image"]
@@ -182,7 +182,7 @@ def float32_fits(target: TargetModel, device: str) -> bool:
 
 
 def why_not_float32(target: TargetModel, device: str, fits: bool) -> str | None:
-    """Why the backends are not compared in float32; None if they are."""
+    """A text on why the backends are not compared in float32; None if they are."""
     if not fits:
         return "the GPU has no room for the weights in float32, so a fixed bound replaces the measured rounding"
     why = float32_refusal(target.path / "model", device)
@@ -190,7 +190,7 @@ def why_not_float32(target: TargetModel, device: str, fits: bool) -> str | None:
 
 
 def free_memory() -> None:
-    """SGLang reserves what is free when it starts."""
+    """Free unused memory, on the GPU too, as SGLang reserves what is free when it starts."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -198,7 +198,7 @@ def free_memory() -> None:
 
 @frozen
 class OneProcess:
-    """The parts of a stage that a backend uses."""
+    """The parts of a stage that a backend uses, for a single process."""
 
     inputs: Mapping[str, Any]
     device: str
@@ -209,7 +209,7 @@ class OneProcess:
 def with_transformers(
     request: Request, samples: Sequence[TokenSample], layer_ids: Sequence[int], dtype: str, device: str
 ) -> BackendOutput:
-    """One sample at a time, so that nothing is padded."""
+    """The output of transformers, computed for one sample at a time, so that nothing is padded."""
     backend = HuggingFaceBackend.load(evolve(request.node.config, dtype=dtype), request.target, device)
     states = [backend.forward([sample], layer_ids)[0].features.cpu() for sample in samples]
     log_probs = [token_log_probs(backend.target, collate([sample], device))[0].cpu() for sample in samples]
@@ -219,7 +219,10 @@ def with_transformers(
 def with_sglang(
     request: Request, samples: Sequence[TokenSample], layer_ids: Sequence[int], dtype: str, device: str
 ) -> BackendOutput:
-    """All samples in one batch, as in a capture, with the node's server arguments but on one device."""
+    """The output of SGLang for all samples in one batch, as in a capture.
+
+    It uses the node's server arguments, but only one device.
+    """
     config = evolve(request.node.config, backend="sglang", dtype=dtype, tp_degree=1)
     stage = OneProcess({"target": request.target, "tokens": request.tokens}, device)
     with closing(SglangBackend.start(config, stage, request.readers)) as backend:
@@ -230,7 +233,7 @@ def with_sglang(
 def compare_log_probs(
     samples: Sequence[TokenSample], ours: BackendOutput, theirs: BackendOutput, dtype: str, exact: BackendOutput | None
 ) -> dict[str, Any]:
-    """The largest difference over the answers' tokens, and whether rounding explains it."""
+    """The largest difference of log-probabilities over the answers' tokens, and whether rounding explains it."""
     largest = _largest(samples, ours.log_probs, theirs.log_probs)
     own = _largest(samples, ours.log_probs, exact.log_probs) if exact is not None else 0.0
     allowed = max(LOG_PROB_TOLERANCE[dtype], TIMES_OWN_ROUNDING * own)
@@ -244,9 +247,9 @@ def _largest(samples: Sequence[TokenSample], a: Sequence[Tensor], b: Sequence[Te
 
 
 def compare_preprocessing(request: Request, samples: Sequence[TokenSample], device: str) -> list[dict[str, Any]] | None:
-    """Each sample's messages and images as SGLang preprocesses them, against its tokens; None if they are gone.
+    """Compare each sample's tokens with SGLang's preprocessing of its messages and images; None if these are gone.
 
-    Uses the image backend and the image sizes of the tokens, as `dflow serve` does.
+    It uses the tokens' image backend and image sizes, as `dflow serve` does.
     """
     if request.images is None:
         return None
@@ -275,9 +278,9 @@ def compare_preprocessing(request: Request, samples: Sequence[TokenSample], devi
 
 
 def image_bounds(request: Request) -> dict[str, int]:
-    """The image bounds to pass to SGLang's server if the tokens use other image sizes than the target's defaults.
+    """The image limits to pass to SGLang's server if the tokens use other image sizes than the target's defaults.
 
-    Both bounds, because SGLang silently ignores a single one; empty if the defaults apply.
+    Always both, because SGLang silently ignores a single one; empty if the defaults apply.
     """
     info = target_info(request.target)
     made, own = (

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def comparison_text(result: Mapping[str, Any]) -> str:
-    """How far the states differ, layer by layer, and the verdict last.
+    """The comparison as text: how far the states differ in each layer, and the verdict last.
 
     result: the JSON values that ops/tools/compare_backends/run.py writes.
     """

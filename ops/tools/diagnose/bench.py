@@ -42,7 +42,7 @@ EXPORTED, TRAINED = "those of the export", "those of the training"
 
 @frozen
 class Setting:
-    """The draft's config and inputs. block_offset: as in DraftUse. weights: EXPORTED or TRAINED."""
+    """A way to run a draft: its config and inputs. block_offset: as in DraftUse. weights: EXPORTED or TRAINED."""
 
     config: DraftConfig
     block_offset: int = 0
@@ -53,7 +53,7 @@ class Setting:
         return evolve(DraftUse.of(self.config), block_offset=self.block_offset)
 
     def evolved(self, **fields: Any) -> Setting:
-        """The setting with other values of fields of its config."""
+        """The setting with other values in fields of its config."""
         return evolve(self, config=evolve(self.config, **fields))
 
 
@@ -92,7 +92,7 @@ class Bench:
         return not misfits(setting.config, self.weights[setting.weights])
 
     def draft(self, setting: Setting) -> DraftModel:
-        """Settings that differ only in DraftUse share one model."""
+        """The draft model for a setting; settings that differ only in DraftUse share one model."""
         shape = _shape(setting.config)
         for known, model in self._built:
             if known.weights == setting.weights and _shape(known.config) == shape:
@@ -110,7 +110,7 @@ def _shape(config: DraftConfig) -> dict[str, Any]:
 
 
 def misfits(config: DraftConfig, weights: Mapping[str, Tensor]) -> list[str]:
-    """What prevents a model of this config from using these weights, one text for each kind."""
+    """The reasons why a model of this config cannot use these weights, one text for each kind."""
     with torch.device("meta"):
         expected = DraftModel(config).state_dict()
     both = sorted(expected.keys() & weights.keys())
@@ -128,16 +128,16 @@ def _named(names: list[str]) -> str:
 
 
 def tau_of(answers: Sequence[Decoded]) -> float:
-    """Generated tokens per verification step; nan without a step."""
+    """The generated tokens per verification step; NaN without a step."""
     steps = sum(answer.steps for answer in answers)
     return sum(answer.generated for answer in answers) / steps if steps else float("nan")
 
 
 @frozen
 class Gain:
-    """Difference of tau between two sets of answers. counts: large enough; is_certain: also significant.
+    """A difference of tau between two sets of answers. counts: it is large enough. is_certain: it is also significant.
 
-    With fewer than LEAST_PROMPTS prompts with a step nothing is certain.
+    With fewer than LEAST_PROMPTS prompts with a step, nothing is certain.
     """
 
     value: float
@@ -146,27 +146,30 @@ class Gain:
 
     @property
     def is_open(self) -> bool:
-        """Whether more prompts are needed to distinguish it from chance."""
+        """Whether more prompts are needed to tell the gain from chance."""
         return self.counts and not self.is_certain
 
 
 def paired_gain(after: Sequence[Decoded], before: Sequence[Decoded]) -> Gain:
-    """Gain on the same prompts, from the difference of each prompt."""
+    """The gain in tau between two decodings of the same prompts, judged by the difference of each prompt."""
     both = [(one, other) for one, other in zip(after, before, strict=True) if one.steps and other.steps]
     after, before = [one for one, _ in both], [other for _, other in both]
     return _gain(after, before, [passes(before) - passes(after)], CHANCE)
 
 
 def unpaired_gain(after: Sequence[Decoded], before: Sequence[Decoded], comparisons: int = 1) -> Gain:
-    """Gain between different prompts. comparisons: pairs of groups that this one was chosen from (Bonferroni)."""
+    """The gain of tau between different prompts.
+
+    comparisons: the number of pairs of groups from which this one was chosen (Bonferroni).
+    """
     after, before = stepped(after), stepped(before)
     return _gain(after, before, [passes(after), passes(before)], CHANCE / comparisons)
 
 
 def _gain(after: Sequence[Decoded], before: Sequence[Decoded], compared: Sequence[np.ndarray], chance: float) -> Gain:
-    """Gain of tau, whether it counts, and whether it is certain.
+    """The gain in tau, whether it is large enough to count, and whether it is certain.
 
-    compared: the groups of values whose errors are those of the gain.
+    compared: the groups of values whose errors make the gain's error.
     """
     value = tau_of(after) - tau_of(before)
     counts = value >= LEAST_GAIN * tau_of(before)
@@ -178,24 +181,24 @@ def _gain(after: Sequence[Decoded], before: Sequence[Decoded], compared: Sequenc
 
 
 def most_saved(after: Sequence[Decoded], before: Sequence[Decoded]) -> float:
-    """Upper bound of the share of the target's passes that the gain saves, wrong with probability CHANCE."""
+    """An upper bound of the share of target passes that the gain saves, wrong with probability CHANCE."""
     before, after = stepped(before), stepped(after)
     each = passes(before) - passes(after)
     return most(each, one_token(after), CHANCE) / float(passes(before).mean())
 
 
 def stepped(answers: Sequence[Decoded]) -> list[Decoded]:
-    """Answers with a verification step."""
+    """The answers that have a verification step."""
     return [answer for answer in answers if answer.steps]
 
 
 def one_token(answers: Sequence[Decoded]) -> float:
-    """The least error of passes per token: one more or one less token could always have been accepted."""
+    """The least error of passes per token: one token more or less could always have been accepted."""
     return 1 / sum(answer.generated for answer in answers)
 
 
 def spread_samples(reader: TokenReader, count: int) -> list[TokenSample]:
-    """Chooses at most `count` samples. Each category has equally many if possible, spread evenly over it."""
+    """Choose at most `count` samples, equally many of each category if possible, spread evenly."""
     places: dict[str, list[int]] = {}
     for index, record in enumerate(reader.records):
         places.setdefault(record["category"], []).append(index)
@@ -224,7 +227,7 @@ def is_certainly_above(groups: Sequence[np.ndarray], value: float, least_error: 
 
 
 def most(group: np.ndarray, least_error: float, chance: float) -> float:
-    """Upper bound of the mean at this error probability; least_error as above."""
+    """An upper bound of the mean at this error probability. least_error: see `is_certainly_above`."""
     error, degrees = _error([group], 0.0, 0)
     return float(group.mean() + stdtrit(degrees, 1 - chance) * hypot(error, least_error))
 
@@ -232,7 +235,7 @@ def most(group: np.ndarray, least_error: float, chance: float) -> float:
 def _error(groups: Sequence[np.ndarray], spread: float, imagined: int) -> tuple[float, int]:
     """The standard error of a sum or difference of the groups' means, and its degrees of freedom (Welch, rounded down).
 
-    Each group's variance is that of its prompts and of `imagined` pseudo-prompts with this spread.
+    A group's variance is that of its prompts and of `imagined` pseudo-prompts with this spread.
     """
     freedoms = [len(group) - 1 + imagined for group in groups]
     squares = [float(((group - group.mean()) ** 2).sum()) + imagined * spread**2 for group in groups]

@@ -29,9 +29,9 @@ OTHERWISE = ("benchmark", "temperature", "block_size")  # fields of evaluate tha
 
 @frozen(kw_only=True)
 class Evaluation:
-    """The node that evaluated the draft in the run, and its settings; not None where a diagnosis differs.
+    """The node that evaluated the draft in the run, and its settings; fields are None where a diagnosis does the same.
 
-    tau: None if the store has no report. benchmark: a file's name in place of the split.
+    tau: None if the store has no report. benchmark: a file's name, given in place of a split.
     """
 
     node: str
@@ -45,11 +45,11 @@ class Evaluation:
 class Chain:
     """The artifacts around one draft; None if there is no such node, or the store no longer has its output.
 
-    learnt: the tokens that it was trained on; judged: those whose prompts measure it, from `split`, or from
-    `other_splits` if that has none. The fields after these are those of the `evaluation` node. regenerated_at: the
-    temperature at which the training answers were regenerated, None if they were not. kept_by: the node of
-    regenerate_answers that left them unchanged, by answers = "data". losses: (node, what it lost) of the nodes
-    above the training, in the order of the data; None if the store has none of their accounts.
+    learnt: the tokens that the draft was trained on. judged: the tokens whose prompts measure it, from `split`, or from
+    `other_splits` if that is empty. Further fields are those of the `evaluation` node. regenerated_at: temperature at
+    which the training answers were regenerated, None if they were not. kept_by: the regenerate_answers node that kept
+    the data's answers. losses: (node, loss) of the nodes above the training, in the order of the data; None if the
+    store has none of their accounts.
     """
 
     node: str
@@ -73,11 +73,9 @@ class Chain:
 
     @classmethod
     def of(cls, graph: Graph, made: Made, node_id: str, split: str | None = None, run: str = "RUN") -> Chain:
-        """Finds the artifacts around the draft of a node.
+        """Find the artifacts around the draft of a node.
 
-        split: the only one to use prompts of; None: that of the evaluation, or another if it has none. run: the graph's
-        run.
-
+        split: use only prompts of this split; None: the evaluation's, or another if it has none. run: the graph's run.
         Raises DataError if the draft, its target or the tokens are missing.
         """
         draft = graph.nodes[node_id]
@@ -124,13 +122,13 @@ def drafts_of(graph: Graph) -> list[str]:
 
 
 def last_drafts_of(graph: Graph) -> list[str]:
-    """The nodes whose draft no later one replaces, or was trained from (a warm start)."""
+    """The nodes whose draft no later node replaces or was trained from (a warm start)."""
     drafts = set(drafts_of(graph))
     return [name for name in drafts_of(graph) if not (graph.below(name) & drafts) - {name}]
 
 
 def training_of(graph: Graph, node_id: str) -> str | None:
-    """The node that trained a draft."""
+    """The node that trained a draft; None if there is none."""
     return next((node.id for node in _above(graph, graph.nodes[node_id], DraftCheckpoint)), None)
 
 
@@ -142,7 +140,10 @@ def _above(
 
 
 def _ancestors(graph: Graph, node: GraphNode, apart: Collection[type[Artifact]] = ()) -> Iterator[GraphNode]:
-    """The nodes above, nearest first, without those whose output is in `apart` and what only these read."""
+    """All nodes above a node, nearest first.
+
+    apart: nodes with these outputs are left out, and so are nodes that only they read.
+    """
     waiting, seen = list(node.parents), set()
     while waiting:
         parent = graph.nodes[waiting.pop(0)]
@@ -153,7 +154,9 @@ def _ancestors(graph: Graph, node: GraphNode, apart: Collection[type[Artifact]] 
 
 
 def _judge(graph: Graph, draft: GraphNode) -> GraphNode | None:
-    """The evaluation of a draft that is closest to a diagnosis: a split, greedy, whole blocks."""
+    """The evaluation of a draft that is most like a diagnosis: on a split, greedy, with whole blocks; None
+    without one.
+    """
     judges = [node for node in graph.nodes.values() if node.op.output is Report and draft.id in node.parents]
     return min(judges, key=lambda node: [bool(getattr(node.config, name, None)) for name in OTHERWISE], default=None)
 
@@ -176,13 +179,13 @@ def _features(graph: Graph, training: GraphNode | None) -> GraphNode | None:
 
 
 def _answering(graph: Graph, tokens: GraphNode | None) -> list[GraphNode]:
-    """The nodes of regenerate_answers that the training answers passed, the last first."""
+    """The regenerate_answers nodes that the training answers passed through, the last one first."""
     above = () if tokens is None else _ancestors(graph, tokens, MADE_OF_OTHERS)
     return [node for node in above if node.op.name == REGENERATE]
 
 
 def _losses(graph: Graph, made: Made, tokens: GraphNode | None) -> tuple[tuple[str, Loss], ...] | None:
-    """What the nodes lost that the training samples passed."""
+    """The losses of the nodes that the training samples passed through; None if the store has no account of any."""
     passed = () if tokens is None else (tokens, *_ancestors(graph, tokens, MADE_OF_OTHERS))
     files = {node.id: made[node.id][0] / "summary.json" for node in passed if node.id in made}
     accounts = [(name, losses_of(read_json(file))) for name, file in files.items() if file.is_file()]
@@ -194,7 +197,7 @@ def _keeps(answering: GraphNode) -> bool:
 
 
 def _source(graph: Graph, made: Made, nodes: Sequence[GraphNode | None], kind: type[Artifact]) -> GraphNode | None:
-    """The source of the artifact of this kind that the first of these nodes reads."""
+    """The node with an artifact of this kind that the first of these nodes reads."""
     for node in nodes:
         for parent in node.parents if node is not None else ():
             if _artifact(made, graph.nodes[parent], kind) is not None:

@@ -19,7 +19,7 @@ HIGH = log(2)  # a loss above it: the right token has a probability below 1/2
 
 
 def curve_finding(curve: Sequence[Sequence[float]], training: Mapping[str, Any]) -> Finding:
-    """Judges by the loss whether the training ended too early.
+    """A finding on whether the training ended too early, judged by the loss.
 
     curve: [step, train/loss], as logged, ascending. training: training.json, which names the exported step. If that is
     before the last fifth, longer training does not help, however far the loss still falls.
@@ -53,7 +53,7 @@ def curve_finding(curve: Sequence[Sequence[float]], training: Mapping[str, Any])
 
 
 def flat_finding(curve: Sequence[Sequence[float]]) -> Finding:
-    """Whether the loss stayed high and did not fall from the second fifth of the training to the last."""
+    """A finding on whether the loss stayed high, without falling from the second fifth of the training to the last."""
     if not curve:
         return unmeasured(LOSS_CURVE, GONE)
     second, last = _part(curve, 1), _part(curve, PARTS - 1)
@@ -76,7 +76,7 @@ def flat_finding(curve: Sequence[Sequence[float]]) -> Finding:
 
 
 def skipped_finding(training: Mapping[str, Any]) -> Finding:
-    """Whether steps of the training changed no weight. training: training.json; empty if that is gone."""
+    """A finding on whether steps of the training changed no weight. training: training.json; empty if that is gone."""
     if "steps" not in training:
         return unmeasured(SKIPPED_STEPS, "the training's record is gone")
     skipped = skipped_steps(training)
@@ -90,6 +90,6 @@ def skipped_finding(training: Mapping[str, Any]) -> Finding:
 
 
 def _part(curve: Sequence[Sequence[float]], part: int) -> list[float]:
-    """The losses of one fifth of the steps; part: from 0."""
+    """The losses of one fifth of the steps. part: its number, from 0."""
     end = curve[-1][0]
     return [loss for step, loss in curve if end * part / PARTS < step <= end * (part + 1) / PARTS]

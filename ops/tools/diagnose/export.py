@@ -71,8 +71,9 @@ Weights = Mapping[str, Mapping[str, Tensor]]
 def trained_of(
     draft: Draft, training: DraftCheckpoint | None, target: TargetModel
 ) -> tuple[Trained, dict[str, Mapping[str, Tensor]]]:
-    """What is known of the training, and the state dicts: the training's only if it differs, and for the export
-    an empty one if its file cannot be read.
+    """The facts known of the training, and the state dicts of export and training.
+
+    The training's is included only if it differs. The export's is empty if its file cannot be read.
     """
     try:
         exported = read_weights(draft.path)
@@ -104,7 +105,7 @@ def _config_json(draft: Draft) -> Mapping[str, Any]:
 
 
 def imported_of(draft: Draft) -> Mapping[str, Any] | None:
-    """The record of an import; None if it is not one, or its config.json cannot be read."""
+    """The import record of a draft; None if it was not imported, or its config.json cannot be read."""
     try:
         return import_record(draft.path)
     except DataError:
@@ -112,7 +113,7 @@ def imported_of(draft: Draft) -> Mapping[str, Any] | None:
 
 
 def of_import(finding: Finding) -> Finding:
-    """The finding of an imported draft: what only its training shows is not known, and it is not trained here."""
+    """The finding adapted to an imported draft, whose training is unknown and cannot be repeated here."""
     if finding.code in OF_TRAINING and finding.level == UNMEASURED and not finding.advice:
         return unmeasured(finding.code, "not known: the draft was imported, and its training is not in this store")
     if finding.code in UNTRAINED and finding.level == CAUSE:
@@ -121,14 +122,14 @@ def of_import(finding: Finding) -> Finding:
 
 
 def _same(own: Mapping[str, Tensor], exported: Mapping[str, Tensor], name: str) -> bool:
-    """Whether both have the tensor, equal up to the export's dtype."""
+    """Whether both have the tensor, with values equal up to the export's dtype."""
     if name not in own or name not in exported:
         return False
     return torch.equal(own[name].to(exported[name].dtype), exported[name])
 
 
 def target_finding(draft: Draft, training: DraftCheckpoint | None, target: TargetModel) -> Finding:
-    """Whether the target, whose embedding and head the draft shares, is that of the training."""
+    """A finding on whether the target, whose embedding and head the draft shares, is that of the training."""
     record: dict[str, Any] = read_json(training.path / "training.json") if training is not None else {}
     recorded = _config_json(draft).get("dflow")
     known = record.get("target") or (recorded.get("target") if isinstance(recorded, Mapping) else None)
@@ -151,11 +152,12 @@ def target_finding(draft: Draft, training: DraftCheckpoint | None, target: Targe
 def loadable(
     draft: Draft, target: Mapping[str, Any], trained: Trained, weights: Weights, again: str
 ) -> tuple[Setting, list[Finding]]:
-    """The export; if it cannot decode, with as little of the training's as makes it decode.
+    """The setting with which the export can be decoded, and findings.
 
-    target: target.json. again: the command that writes the export again. The findings are `export` and, if its
-    config names what this target does not have, `layer ids` or `config`. Raises DataError if the training's do not
-    help either: a draft of another target cannot decode anything.
+    If the export cannot decode, as little as possible is taken from the training. target: target.json. again: the
+    command that writes the export again. The findings are `export` and, if its config names what this target lacks,
+    `layer ids` or `config`. Raises DataError if the training does not help either: a draft of another target cannot
+    decode.
     """
     config, wrong = _read(draft, weights)
     found = f"cannot be loaded: {'; '.join(wrong)}"
@@ -182,7 +184,7 @@ def loadable(
 
 
 def put_first(found: Sequence[Finding], others: Sequence[Finding]) -> list[Finding]:
-    """The findings, and those of the others whose checks they do not have."""
+    """The findings, followed by those of `others` whose code is not among them."""
     return [*found, *(other for other in others if other.code not in {finding.code for finding in found})]
 
 
@@ -206,7 +208,7 @@ def _is_fine(setting: Setting, target: Mapping[str, Any], weights: Weights) -> b
 
 
 def _as_trained(config: DraftConfig, trained: Trained, fields: Collection[str]) -> Setting | None:
-    """The config with the training's values of some fields; None if they are unknown, or contradict other fields."""
+    """The setting with the training's values in some fields; None if they are unknown or contradict others."""
     if trained.config is None:
         return None
     try:

@@ -32,8 +32,10 @@ ADVICE = (
 
 @frozen
 class Layer:
-    """Mean distance of a token's stored states from the recomputed ones of this layer, and from other layers' by id;
-    the norm of the recomputed states is 1. neighbour: the distance of the nearest other layer's recomputed states.
+    """The mean distance of a token's stored states from the recomputed ones, relative to their norm.
+
+    distance: to the same layer. others: to other layers, by id. neighbour: the distance of the nearest other layer's
+    recomputed states from this layer's.
     """
 
     layer_id: int
@@ -45,7 +47,7 @@ class Layer:
 def features_finding(
     target: Target, features: TargetFeatures | None, learnt: TokenShards | None, *, is_online: bool
 ) -> Finding:
-    """Recompute the features of a few samples of the training, and compare."""
+    """A finding on the stored features, from recomputing those of a few training samples."""
     if is_online:
         return unmeasured(FEATURES, 'capture = "online" stores no features to compare')
     if features is None or learnt is None:
@@ -90,7 +92,7 @@ def _layers_finding(layers: Sequence[Layer], allowed: float, dtype: str) -> Find
 def compare_layers(
     target: Target, stored: FeatureReader, indices: Sequence[int], samples: Sequence[TokenSample]
 ) -> list[Layer]:
-    """Compares each stored layer with the recomputed states of itself and its neighbours, over the samples' tokens."""
+    """Compare each stored layer with the recomputed states of itself and its neighbours, over the samples' tokens."""
     ids = stored.info["target_layer_ids"]
     near = sorted({k + step for k in ids for step in (-1, 0, 1) if 0 <= k + step < target.num_layers - 1})
     distances: dict[tuple[int, int], list[Tensor]] = {}

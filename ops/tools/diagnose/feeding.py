@@ -49,8 +49,8 @@ NOT_KNOWN = "not known whether the training was the same: it was imported, and t
 class Trained:
     """The settings of a draft's training, as far as known; mask_token_id falls back to the target's.
 
-    differing_tensors: names of tensors that differ between export and training; None if unknown. is_imported: it was
-    trained elsewhere, so that nothing of it is known.
+    differing_tensors: names of tensors that differ between export and training; None if unknown. is_imported: the draft
+    was trained elsewhere, so nothing of its training is known.
     """
 
     config: DraftConfig | None
@@ -61,7 +61,7 @@ class Trained:
 
 @frozen
 class Step:
-    """A correction: its kind, its label, and its effect on tau."""
+    """A correction of the draft's inputs: its kind, its label, and its effect on tau."""
 
     kind: str
     label: str
@@ -73,7 +73,7 @@ class Step:
 
 @frozen
 class Correction:
-    """The setting with every correction that raises tau, the findings, and how much each correction raised it."""
+    """The result of correcting a draft: the final setting, findings, and the gain of each correction."""
 
     setting: Setting
     findings: tuple[Finding, ...]
@@ -83,8 +83,9 @@ class Correction:
 def correct(
     bench: Bench, exported: Setting, trained: Trained, prompts: Sequence[TokenSample], again: str
 ) -> Correction:
-    """Finds the corrections that raise tau, one after the other, the best one first. again: the command that writes the
-    export again.
+    """Find the corrections that raise tau, one after another, always the best one next.
+
+    again: the command that writes the export again.
     """
     current, steps = exported, {}
     while True:
@@ -104,9 +105,11 @@ def correct(
 def _best(
     bench: Bench, current: Setting, trained: Trained, prompts: Sequence[TokenSample], kinds: Sequence[str]
 ) -> Step | None:
-    """The change that raises tau most, None if none does. A value recorded by the training is used without a test of
-    significance, and what the draft reads is corrected whatever its effect on tau: the export then contradicts the
-    training, and a few prompts cannot distinguish a small cost from none.
+    """The change that raises tau most, None if none does.
+
+    A value recorded by the training is used without a test of significance. A wrong input of the draft is corrected
+    whatever its effect on tau: the export then contradicts the training, and a few prompts cannot tell a small cost
+    from none.
     """
     before = bench.decode(current, prompts, "as exported")
     found: Step | None = None
@@ -125,7 +128,7 @@ def _best(
 
 
 def candidates(kind: str, current: Setting, trained: Trained) -> dict[str, Setting]:
-    """Alternatives for a kind, by label; the training's value first."""
+    """The alternative settings of a kind, by label; the training's value comes first."""
     config, known = current.config, trained.config
     if kind == LAYERS:
         if known is not None and known.target_layer_ids != config.target_layer_ids:
@@ -142,7 +145,7 @@ def candidates(kind: str, current: Setting, trained: Trained) -> dict[str, Setti
 
 
 def shifted_layers(current: Setting) -> dict[str, Setting]:
-    """All layers one lower and one higher, where the target has these."""
+    """The setting with all layers one lower, and that with all one higher, if the target has such layers."""
     ids, layers = current.config.target_layer_ids, current.config.num_target_layers
     moved = {"one lower": tuple(k - 1 for k in ids), "one higher": tuple(k + 1 for k in ids)}
     return {
@@ -153,7 +156,7 @@ def shifted_layers(current: Setting) -> dict[str, Setting]:
 
 
 def shifted_positions(current: Setting) -> dict[str, Setting]:
-    """The slots of a block one later and one earlier relative to the context."""
+    """The settings with a block's slots one position later, and one earlier, relative to the context."""
     return {
         "one later": evolve(current, block_offset=current.block_offset + 1),
         "one earlier": evolve(current, block_offset=current.block_offset - 1),
@@ -161,7 +164,7 @@ def shifted_positions(current: Setting) -> dict[str, Setting]:
 
 
 def _distinct(current: Setting, settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """The settings that differ from the current one, each once."""
+    """The settings that differ from the current one, without repetition."""
     kept: dict[str, Setting] = {}
     for label, setting in settings.items():
         if setting != current and setting not in kept.values():
@@ -170,7 +173,7 @@ def _distinct(current: Setting, settings: Mapping[str, Setting]) -> dict[str, Se
 
 
 def differing(config: DraftConfig, trained: DraftConfig | None) -> dict[str, Any]:
-    """The trained values of the fields in which a config differs, except fields with their own kind."""
+    """The trained values of fields in which a config differs, except fields that are checked separately."""
     if trained is None:
         return {}
     own = {"target_layer_ids", "mask_token_id", "tie_word_embeddings"}
@@ -237,13 +240,13 @@ def _fine(bench: Bench, kind: str, current: Setting, trained: Trained, prompts: 
 
 
 def unless_open(finding: Finding, fed: Sequence[Finding]) -> Finding:
-    """Withholds a cause that wrong inputs of the draft would explain, if those could not be measured."""
+    """Withhold a cause if wrong inputs of the draft could explain it, and these could not be measured."""
     names = [each.code for each in fed if not is_measured(each)]
     return held_back(finding, f"{' and '.join(names)}, not measured, may explain that") if names else finding
 
 
 def reading_finding(bench: Bench, current: Setting, prompts: Sequence[TokenSample]) -> Finding:
-    """Judges by tau at other layers and positions whether the draft reads the target's hidden states.
+    """A finding on whether the draft reads the target's hidden states, by tau at other layers and positions.
 
     current: the setting with corrected inputs. Its alternatives are those of `layer ids` and `positions`.
     """

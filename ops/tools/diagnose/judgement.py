@@ -42,7 +42,7 @@ FRACTIONS = {"test": "test_fraction", "val": "val_fraction"}  # fields of ingest
 def judged(
     name: str, measured: str, normal: str, advice: str = "", *, is_cause: bool = False, is_note: bool = False
 ) -> Finding:
-    """The finding for a measured value; the advice is kept where there is something to do."""
+    """A finding for a measured value; the advice is kept where there is something to do."""
     level = NOTE if is_note else FINE
     if is_cause:
         level = CAUSE
@@ -50,17 +50,17 @@ def judged(
 
 
 def unmeasured(name: str, why: str) -> Finding:
-    """The finding for a check that could not be made; why: what is missing."""
+    """A finding for a check that could not be made. why: what is missing."""
     return Finding(why, level=UNMEASURED, code=name)
 
 
 def too_few(name: str, measured: str) -> Finding:
-    """The finding for a check that more prompts could decide."""
+    """A finding for a check that more prompts could decide."""
     return Finding(measured, advice=MORE_PROMPTS, level=UNMEASURED, code=name)
 
 
 def measured_of(finding: Finding) -> str:
-    """What was measured, without the normal value."""
+    """The measured part of a finding's text, without the normal value."""
     return finding.what.partition(NORMAL)[0]
 
 
@@ -69,7 +69,9 @@ def is_measured(finding: Finding) -> bool:
 
 
 def with_next_step(finding: Finding, wanted: int, found: Mapping[str, int]) -> Finding:
-    """The finding with how to get more prompts, if it needs them. found: split -> its prompts, of up to `wanted`."""
+    """The finding with advice on how to get more prompts, if it needs them. found: split -> its prompts, up to
+    `wanted`.
+    """
     if finding.advice != MORE_PROMPTS:
         return finding
     steps = []
@@ -85,31 +87,31 @@ def more_time(finding: Finding) -> Finding:
 
 
 def unjudged(finding: Finding) -> Finding:
-    """The finding at a tau that is at its ceiling, where a cause of a low tau explains nothing."""
+    """The finding marked as unjudged if it is a cause, as tau at its ceiling needs no explanation."""
     return evolve(finding, level=UNJUDGED, advice="") if finding.level == CAUSE else finding
 
 
 def held_back(finding: Finding, why: str) -> Finding:
-    """A cause that is not certain yet: reported as unmeasured."""
+    """The finding turned into an unmeasured one, since its cause is not certain yet. why: the reason."""
     return unmeasured(finding.code, f"{measured_of(finding)}; {why}") if finding.level == CAUSE else finding
 
 
 def unless_chance(finding: Finding) -> Finding:
-    """A cause that more prompts may confirm: reported as unmeasured."""
+    """The finding; a cause becomes an unmeasured finding, since more prompts must confirm it."""
     return too_few(finding.code, f"{measured_of(finding)}; {TOO_FEW}") if finding.level == CAUSE else finding
 
 
 def is_explained(finding: Finding, found: Iterable[Finding]) -> bool:
-    """Whether a cause may only follow from another target, which is one of the causes found."""
+    """Whether a finding is a cause that may merely follow from another target, if that is among the causes."""
     explains = any(each.code == TARGET and each.level == CAUSE for each in found)
     return explains and finding.level == CAUSE and finding.code in EXPLAINED_BY_TARGET
 
 
 def sorted_findings(found: Sequence[Finding], gains: Mapping[str, float]) -> list[Finding]:
-    """Causes first, by their gain in tau, then those without a known gain, then those that another target explains,
-    which is to be fixed first; then notes, and unjudged and unmeasured findings last.
+    """The findings sorted: causes first, then notes, then fine, unjudged and unmeasured ones.
 
-    gains: the measured rise of tau once a cause is fixed, by its name.
+    Causes with the largest gain in tau come first; those that another target explains come last, as it must be fixed
+    first. gains: name of a cause -> the measured rise of tau once it is fixed.
     """
     order = (CAUSE, NOTE, FINE, UNJUDGED, UNMEASURED)
 

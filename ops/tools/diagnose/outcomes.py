@@ -44,7 +44,7 @@ NO_STEP = "every answer to the training prompts is one token long, which needs n
 
 
 def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded]) -> Finding:
-    """Compares tau between the categories of the prompts. answers: at least one with a verification step."""
+    """A finding on how tau differs between the prompts' categories. answers: at least one with a verification step."""
     every: dict[str, list[Decoded]] = {}
     for prompt, answer in zip(prompts, answers, strict=True):
         every.setdefault(prompt.category, []).append(answer)
@@ -70,9 +70,7 @@ def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded])
 
 
 def repetition_finding(answers: Sequence[Decoded]) -> Finding:
-    """Counts the target's answers that repeat the same few tokens. answers: decoded greedily, so they are the target's
-    own.
-    """
+    """A finding on how many of the target's answers repeat the same few tokens. answers: decoded greedily."""
     repeated = sum(is_repetition(answer.tokens) for answer in answers)
     return judged(
         name=REPEATED,
@@ -84,9 +82,9 @@ def repetition_finding(answers: Sequence[Decoded]) -> Finding:
 
 
 def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: Mapping[str, Any]) -> Finding:
-    """Compares tau on training prompts with tau on held-out ones.
+    """A finding on tau of training prompts compared with held-out ones.
 
-    seen: answers to training prompts; training: training.json, with its metrics on the val split.
+    seen: answers to training prompts. training: training.json, with its metrics on the val split.
     """
     if not stepped(seen):
         return unmeasured(HELD_OUT_GAP, NO_STEP)
@@ -112,7 +110,9 @@ def gap_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: 
 
 
 def amount_finding(seen: Sequence[Decoded], held_out: Sequence[Decoded], training: Mapping[str, Any]) -> Finding:
-    """Whether there is too little data: so few samples that a tau which is higher on them needs no further proof."""
+    """A finding on whether there is too little data: so few samples that a higher tau on them needs no
+    further proof.
+    """
     name, samples = AMOUNT, training.get("samples_seen")
     if samples is None:
         return unmeasured(name, "the training's record is gone")
@@ -142,10 +142,11 @@ def decoding_finding(
     *,
     is_own: bool,
 ) -> Finding:
-    """Training's accuracy of slots against real decoding of the same prompts, by the steps that begin at least
-    a block before the answer's end: the end cuts off what later steps accept, which training does not model. Which
-    steps count does not depend on the tokens they accept. learnt: anchors of the training by category, the weights
-    of the prompts' categories. is_own: the answers are the target's own.
+    """A finding on the training's accuracy by slot, compared with real decoding of the same prompts.
+
+    Only steps that begin at least a block before the answer's end count: the end cuts off what later steps accept,
+    which training does not model. Which steps count does not depend on the tokens they accept. learnt: the training's
+    anchors by category, as weights. is_own: whether the answers are the target's own.
     """
     name, metrics = DECODING, exported_metrics(training)
     if not metrics:
@@ -181,7 +182,8 @@ def decoding_finding(
 def _mean_yield(groups: Sequence[Sequence[Sequence[int]]], weights: Sequence[int]) -> tuple[float, float]:
     """The weighted mean of tokens per step, and its upper bound at the error probability CHANCE.
 
-    groups: for each prompt the tokens of each step. Groups differ in their means; their spread is assumed equal.
+    groups: for each group the prompts, for each prompt the tokens of each step. Groups differ in their means; their
+    spread is assumed equal.
     """
     mean, error, squares, prompts, steps = 0.0, 0.0, 0.0, 0, 0
     for group, weight in zip(groups, weights, strict=True):
@@ -199,7 +201,7 @@ def _mean_yield(groups: Sequence[Sequence[Sequence[int]]], weights: Sequence[int
 
 
 def random_finding(answers: Sequence[Decoded], untrained: Sequence[Decoded]) -> Finding:
-    """Compares with a draft of random weights, on the same prompts."""
+    """A finding on tau compared with a draft of random weights, on the same prompts."""
     name, with_step = LEARNT, len(stepped(answers))
     text = f"tau {tau_of(answers):.2f} against {tau_of(untrained):.2f} of random weights"
     if with_step < LEAST_PROMPTS:

@@ -92,14 +92,14 @@ def _report(what: str) -> None:
 
 
 class Steps:
-    """Reports the progress of a diagnosis. report: called with each step that begins, and with each part of it."""
+    """The progress of a diagnosis. report: called with each step that begins, and with each part of it."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self._now = ""
 
     def begin(self, step: str) -> None:
-        """One of STEPS."""
+        """Begin one of STEPS, and report it."""
         self._now = f"{STEPS.index(step) + 1} of {len(STEPS)}, {step}"
         self._report(self._now)
 
@@ -213,7 +213,7 @@ def diagnose(
 
 
 def _as_exported(answers: Sequence[Decoded], of_export: Sequence[Finding], block_size: int) -> dict[str, float | None]:
-    """tau before any correction."""
+    """The tau before any correction, with its interval."""
     if any(finding.level == CAUSE for finding in of_export):
         return {"exported": None, "low": None, "high": None}
     tau = acceptance_length(answers, RESAMPLINGS, 0, block_size)
@@ -221,7 +221,7 @@ def _as_exported(answers: Sequence[Decoded], of_export: Sequence[Finding], block
 
 
 def _held_out(chain: Chain, target: Target, count: int) -> tuple[str, list[TokenSample]]:
-    """Prompts of the first split that has any. Raises DataError if none does."""
+    """The first split that has prompts, and its samples. Raises DataError if none has."""
     tried = (chain.split, *chain.other_splits)
     for split in tried:
         if samples := _samples(chain.judged, split, target, count):
@@ -234,7 +234,7 @@ def _held_out(chain: Chain, target: Target, count: int) -> tuple[str, list[Token
 
 
 def _samples(tokens: TokenShards, split: str, target: Target, count: int) -> list[TokenSample]:
-    """Raises DataError if the target cannot read these tokens."""
+    """The samples of a split, spread over it. Raises DataError if the target cannot read these tokens."""
     reader = TokenReader(tokens, split)
     check_tokens_fit(reader.info, target.info)
     check_images_fit(reader, target.family)
@@ -244,7 +244,7 @@ def _samples(tokens: TokenShards, split: str, target: Target, count: int) -> lis
 def _against_training(
     chain: Chain, bench: Bench, correction: Correction, held_out: Sequence[Decoded], split: str, prompts: int
 ) -> list[Finding]:
-    """The findings that need the training samples. split: that of the held-out answers."""
+    """The findings that compare with training samples. split: that of the held-out answers."""
     samples = [] if chain.learnt is None else _samples(chain.learnt, LEARNT, bench.target, prompts)
     if chain.learnt is None or not samples:
         why = "the store no longer has the training samples"

@@ -17,7 +17,7 @@ BEHIND_STATE = 7  # columns of a state and the gap behind it
 
 
 def diagnosis_text(result: Mapping[str, Any]) -> str:
-    """Text of a diagnosis: a line on tau, one for each finding, and the verdict.
+    """The diagnosis as text: a line on tau, one for each finding, and the verdict.
 
     result: the JSON values that ops/tools/diagnose/run.py writes.
     """
@@ -46,7 +46,7 @@ def _instead(result: Mapping[str, Any]) -> str:
 
 
 def _evaluation(judged: Mapping[str, Any]) -> str:
-    """The run's own evaluation, and how its decoding differs."""
+    """A line on the run's own evaluation, and how its decoding differs."""
     ways = [] if judged["benchmark"] is None else [f"on {judged['benchmark']}"]
     ways += [] if judged["temperature"] is None else [f"at temperature {judged['temperature']:g}"]
     ways += [] if judged["block_size"] is None else [f"in blocks of {judged['block_size']}"]
@@ -57,7 +57,7 @@ def _evaluation(judged: Mapping[str, Any]) -> str:
 
 
 def _line(finding: Finding) -> str:
-    """What was measured and what is normal, and for causes and notes what to do."""
+    """A finding as a line: what was measured and what is normal, with advice for causes and notes."""
     parts = [f"{STATES[finding.level]:5}  {finding.code}: {finding.what}".replace("\n", SEPARATOR)]
     if finding.advice:
         parts.append(f"{'may help' if finding.level == NOTE else 'do'}: {finding.advice}")
@@ -67,7 +67,7 @@ def _line(finding: Finding) -> str:
 
 
 def _folded(line: str) -> str:
-    """Line of the text; on a terminal, wrapped to its width and indented after the state."""
+    """A line wrapped to the terminal's width, indented after the state; unchanged elsewhere."""
     if not sys.stdout.isatty():
         return line
     return textwrap.fill(line, shutil.get_terminal_size().columns, subsequent_indent=" " * BEHIND_STATE)

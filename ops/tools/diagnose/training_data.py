@@ -35,10 +35,10 @@ ROWS = 1024  # of logits at once
 
 @frozen
 class OwnShare:
-    """Share of the answers' tokens that are the target's own choice.
+    """The share of the answers' tokens that are the target's own choice.
 
-    tokens: answer tokens checked; chosen: those that are the target's most likely token given all before them.
-    expected: how many would be if the target itself had sampled each at the temperature of the answers.
+    tokens: answer tokens checked. chosen: those that are the target's most likely token, given all before them.
+    expected: how many would be, had the target itself sampled at the answers' temperature.
     """
 
     tokens: int
@@ -55,15 +55,16 @@ class OwnShare:
 
     @property
     def error(self) -> float:
-        """Standard error of `expected`; 0 without sampled tokens."""
+        """The standard error of `expected`; 0 without sampled tokens."""
         return sqrt(self.expected * max(1 - self.expected_share, 0.0))
 
 
 def own_finding(
     target: Target, samples: Sequence[TokenSample], regenerated_at: float | None, kept_by: str | None = None
 ) -> Finding:
-    """Judges whether the training answers are the target's own. samples: training samples. regenerated_at, kept_by: as
-    in Chain.
+    """A finding on whether the training answers are the target's own. samples: training samples.
+
+    regenerated_at, kept_by: as in Chain.
     """
     own = count_own(target, samples, regenerated_at or 0.0)
     normal, advice = _expectation(own, regenerated_at, kept_by)
@@ -77,9 +78,9 @@ def own_finding(
 
 
 def kept_findings(losses: Sequence[tuple[str, Loss]] | None) -> list[Finding]:
-    """One for each loss of a node; losses: as in Chain.
+    """A finding for each loss of a node. losses: as in Chain.
 
-    Answers of other tokens than the target generated lower tau; samples that are missing may, if they are of a kind.
+    Answers with other tokens than the target generated lower tau. Missing samples may lower it if they are of one kind.
     """
     if losses is None:
         return [unmeasured(SAMPLES_KEPT, "the store no longer has the accounts of the samples")]
@@ -102,7 +103,7 @@ def kept_findings(losses: Sequence[tuple[str, Loss]] | None) -> list[Finding]:
 
 
 def _expectation(own: OwnShare, regenerated_at: float | None, kept_by: str | None) -> tuple[str, str]:
-    """The normal range, and what to do outside it."""
+    """The normal range of the target's own share, and advice for values outside of it."""
     if regenerated_at is None:
         advice = "put regenerate_answers between the target and capture, and train on the target's own answers"
         if kept_by is not None:
@@ -139,7 +140,7 @@ def count_own(target: Target, samples: Sequence[TokenSample], temperature: float
 
 
 def _greedy_draws(logits_RV: Tensor, temperature: float) -> float:
-    """The expected number of rows whose most likely token is sampled at this temperature."""
+    """The expected number of rows in which sampling at this temperature gives the most likely token."""
     if temperature == 0:
         return float(len(logits_RV))
     return float((logits_RV / temperature).softmax(-1).amax(-1).sum())
@@ -154,8 +155,10 @@ OF_MASK = (LOSS_MASK, CUT_BLOCKS, MASK_IN_TEXTS)
 
 @define
 class MaskCounts:
-    """Counts over samples: tokens, image tokens, tokens of the loss mask, samples without an anchor,
-    slots of all possible blocks, those that the mask keeps, and occurrences of the mask token in texts.
+    """Counts over samples.
+
+    Samples, tokens, image tokens, tokens in the loss mask, samples without an anchor, slots of all possible blocks,
+    those that the mask keeps, and occurrences of the mask token in texts.
     """
 
     samples: int = 0
@@ -183,7 +186,7 @@ def mask_findings(
 
 
 def look(reader: TokenReader, mask_token_id: int, block_size: int) -> MaskCounts:
-    """Counts over the samples; every anchor that the training may draw counts once."""
+    """Count tokens and anchors over the samples; every anchor that the training may draw counts once."""
     counts, image_token_id = MaskCounts(), reader.info["image_token_id"]
     for place in spread(range(len(reader)), LOOKED_AT):
         input_ids_S, loss_mask_S = reader.labels(place)
@@ -200,9 +203,9 @@ def look(reader: TokenReader, mask_token_id: int, block_size: int) -> MaskCounts
 
 
 def anchors_by_category(reader: TokenReader, num_anchors: int | None) -> dict[str, int]:
-    """The anchors of each category that one pass over the samples draws; all possible ones if num_anchors is None.
+    """The number of anchors drawn in one pass over the samples, by category. num_anchors: None for all possible ones.
 
-    Of many samples a part is counted, spread over the split: only the shares matter.
+    Only some samples, spread over the split, are counted if there are many, since only the shares matter.
     """
     anchors: dict[str, int] = {}
     for place in spread(range(len(reader)), LOOKED_AT):

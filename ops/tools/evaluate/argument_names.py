@@ -27,7 +27,7 @@ WHERE = "it is on the model's page under Files and versions"
 
 
 def source_mistakes(draft: str, target: str) -> list[Finding]:
-    """What is neither a directory nor owner/name@COMMIT."""
+    """Mistakes for a draft or target argument that is neither a directory nor owner/name@COMMIT."""
     texts = {DRAFT: draft, TARGET: target}
     return [Finding(what, Field(argument)) for argument, text in texts.items() for what in _wrong_source(text)]
 
@@ -49,8 +49,9 @@ def _wrong_source(text: str) -> Iterator[str]:
 
 
 def by_arguments(error: PipelineError, known: Iterable[Finding] = ()) -> PipelineError:
-    """The mistakes with the command's arguments in place of fields of nodes. known: those that replace what the
-    pipeline says of their arguments.
+    """The mistakes with the command's arguments in place of node fields.
+
+    known: mistakes that replace those of the pipeline about the same arguments.
     """
     known = list(known)
     explained = {mistake.path for mistake in known}
@@ -59,7 +60,7 @@ def by_arguments(error: PipelineError, known: Iterable[Finding] = ()) -> Pipelin
 
 
 def advised(node: str, title: str, verdict: Finding) -> Finding:
-    """A verdict of a node, with the argument that its advice is about; "" for an op of which there is no node."""
+    """A node's verdict with advice that names the argument to change. node: "" for an op without a node."""
     if not node and title == "check_export":
         what = "not measured: the gate was left out"
         return evolve(

@@ -41,11 +41,11 @@ FORMS = '{"prompt": "..."}, or "messages" that end with a turn of the user, with
 def evaluation_pipeline(
     draft: str, target: str, prompts: str | None, max_prompts: int | None, drafts: Sequence[str] = ()
 ) -> Pipeline:
-    """The nodes from target and draft to the gate.
+    """The pipeline that evaluates a draft: the nodes from target and draft to the gate.
 
-    draft, target: as of `source_of`. prompts: what `ingest` reads, all of which is asked; None: sixteen questions
-    without images. max_prompts: of each category; None: all. drafts: folders of algorithms of the user's. Raises
-    PipelineError for what is no such folder.
+    draft, target: see `source_of`. prompts: data for `ingest`, all of which is used; None: sixteen questions without
+    images. max_prompts: per category; None: all. drafts: folders of the user's algorithms. Raises PipelineError for an
+    invalid folder.
     """
     p = Pipeline("evaluate", drafts=tuple(Path(folder) for folder in drafts))
     checkpoint, revision = source_of(target)
@@ -65,8 +65,10 @@ def evaluation_pipeline(
 
 
 def draft_mask(draft: Path, target: Path) -> int | None:
-    """The id of the mask token that the draft was trained with, where the target's tokenizer and family name none, or
-    the target is not there yet; None where they do, or where either cannot be read: the nodes report what is wrong.
+    """The mask token id of the draft's training, for a target that names none itself or is not downloaded yet.
+
+    None if the target's tokenizer or family names one, or if either cannot be read; the nodes then report what is
+    wrong.
     """
     try:
         vocabulary, config = Vocabulary.of(target), read_settings(draft / CONFIG)
@@ -79,19 +81,20 @@ def draft_mask(draft: Path, target: Path) -> int | None:
 
 
 def _directory(source: str, revision: str | None) -> Path:
-    """The directory of a source; a model id's is that of its commit in Hugging Face's cache, where it may not be."""
+    """The directory of a source. For a model id it is the commit's in Hugging Face's cache, which may not exist."""
     return Path(source) if revision is None else snapshot(source, revision)
 
 
 def source_of(text: str) -> tuple[str, str | None]:
-    """A directory, or a model id and its commit, of owner/name@COMMIT."""
+    """Split a source: a directory and None, or a model id and its commit, from owner/name@COMMIT."""
     name, at, commit = text.rpartition("@")
     return (name, commit) if at and not Path(text).exists() else (text, None)
 
 
 def leave_out_gate(pipeline: Pipeline, overrides: Sequence[str]) -> list[str]:
-    """Takes out the gate where the overrides make an evaluation that it cannot compare with a served draft, and returns
-    why; not where they change the gate too, which is then a mistake of the pipeline.
+    """Remove the gate if the overrides make an evaluation that it cannot compare with a served draft. Returns why.
+
+    The gate stays if the overrides change it too, which is then a mistake of the pipeline.
     """
     if GATE in overridden_nodes(overrides).values():
         return []
@@ -109,7 +112,9 @@ def leave_out_gate(pipeline: Pipeline, overrides: Sequence[str]) -> list[str]:
 
 
 def check_prompts(config: Ingest) -> None:
-    """Raises DataError that names the file where it cannot be read, has a broken row, or no prompt."""
+    """Check that a prompts file can be read, has no broken row, and has a prompt. Raises DataError that
+    names the file.
+    """
     if is_builtin(str(config.source)):
         return
     reading = config.reading()

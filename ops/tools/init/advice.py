@@ -34,7 +34,7 @@ FREE_SHARE = 0.8  # of the disk that features may fill
 
 @frozen
 class Choice:
-    """A value for a field, and why."""
+    """A value for a pipeline's field, and the reason."""
 
     value: int
     why: str
@@ -42,10 +42,11 @@ class Choice:
 
 @frozen(kw_only=True)
 class Advice:
-    """The choices. tokens: of the whole set with the target's answers. fractions: of val and test.
+    """The advised choices for a pipeline. tokens: of the whole data, with the target's answers.
 
-    max_pixels: None if images need no limit, or there are none; rules: with it. steps: of the training, about.
-    checkpoint_every: steps; measure_every: steps, None for only the end. features: bytes, if stored.
+    fractions: of val and test. max_pixels: None if images need no limit, or there are none; rules: with that limit.
+    steps: of the training, approximately. checkpoint_every: in steps. measure_every: in steps, None for only the end.
+    features: bytes, if stored.
     """
 
     tokens: int
@@ -159,7 +160,7 @@ def _check(found: Survey, target: Target | None) -> None:
 
 
 def _max_pixels(found: Survey) -> Choice | None:
-    """A limit if images use more than IMAGE_TOKENS each."""
+    """A limit of pixels if images use more than IMAGE_TOKENS each; None otherwise."""
     largest = max((found.rules.tokens(size) for length in found.lengths for size in length.images), default=0)
     if largest <= IMAGE_TOKENS:
         return None
@@ -176,7 +177,9 @@ def _max_new_tokens(answers: list[int]) -> Choice:
 
 
 def _max_prompt_tokens(found: Survey, rules: PixelRules, prompts: list[int], max_new: int) -> Choice:
-    """Later prompts of a chat hold the target's own answers to its earlier turns, longer perhaps than the data's."""
+    """A limit for max_prompt_tokens. Later prompts of a chat hold the target's own answers, maybe longer than the
+    data's.
+    """
     regenerated = max(length.regenerated_prompt(rules, max_new) for length in found.lengths)
     about = "" if found.exact else "about "
     why = f"the longest of {len(prompts):,} prompts examined has {about}{max(prompts):,} tokens"
@@ -187,7 +190,10 @@ def _max_prompt_tokens(found: Survey, rules: PixelRules, prompts: list[int], max
 
 
 def _within(context: int, max_new: Choice) -> tuple[Choice, Choice]:
-    """max_prompt_tokens and max_new_tokens that fit the target's context, with the token that decoding is ahead."""
+    """The choices of max_prompt_tokens and max_new_tokens, which together stay below the target's context.
+
+    One position is left free, since decoding is a token ahead.
+    """
     if max_new.value > context // 2:
         max_new = Choice(max(context // 2, 1), f"half of the target's {context:,} positions")
     left = max(context - 1 - max_new.value, 1)
@@ -210,8 +216,9 @@ def _block_size(answers: list[int]) -> Choice:
 
 
 def _min_loss_tokens(learnt: list[int], block_size: int) -> Choice:
-    """Chooses min_loss_tokens by the data's answers. learnt: of each sample that ends with an answer, the tokens of its
-    answers.
+    """The choice of min_loss_tokens, by the data's answers.
+
+    learnt: for each sample that ends with an answer, the tokens of its answers.
     """
     least = 2 * block_size
     short = sum(tokens < least for tokens in learnt)
@@ -229,7 +236,7 @@ def _epochs(training: int) -> Choice:
 
 
 def _tokens_per_step(training: int, epochs: int, max_length: int) -> Choice:
-    """The largest that still gives enough steps and fits the longest sample."""
+    """The largest number of tokens in a step that gives enough steps and fits the longest sample."""
     least = _rounded_up(max_length, 8)
     fitting = [*(size for size in STEP_TOKENS if size > least), least]
     chosen = next((size for size in fitting if training * epochs / size >= WANTED_STEPS), fitting[-1])
@@ -246,7 +253,7 @@ def _checkpoint_every(steps: int) -> Choice:
 
 
 def _measure_every(steps: int) -> Choice | None:
-    """Chooses the steps between two measurements; None if no two would be LEAST_BETWEEN steps apart."""
+    """The number of steps between two measurements; None if these would be closer than LEAST_BETWEEN steps."""
     if is_short(steps):
         return None
     value = min(max(steps // 10, LEAST_BETWEEN), MOST_BETWEEN)
@@ -274,9 +281,10 @@ def _capture(tokens: int, target: Target | None, free: int, dtype: str) -> tuple
 
 
 def _fractions(found: Survey) -> tuple[float, float]:
-    """The smallest shares that hold out enough; with few samples, the hash may give val more than test or train.
+    """The smallest fractions for val and test that hold out enough samples.
 
-    If the data is too small for any, those that leave the fewest splits empty and the most to train on.
+    If the data is too small for all, those that leave the fewest splits empty, and the most to train on. With few
+    samples, the hash may give val more than test or train.
     """
     wanted = min(HELD_OUT, max(1, found.usable // 10))
 
@@ -313,7 +321,7 @@ def _notes(found: Survey, fractions: tuple[float, float]) -> list[str]:
 
 
 def _how_to_give(split: str, found: Survey) -> str:
-    """The rows of all formats but one have keys."""
+    """Advice on how to put samples into a split: by a key in the rows, or by folders for a folder of classes."""
     if any(form != BY_CLASS for form in found.forms):
         return f'give one the key split = "{split}"'
     return (

@@ -51,13 +51,14 @@ Size = tuple[int, int]  # width, height
 
 @define(kw_only=True)
 class Survey:
-    """The result of a survey. forms: of the sources. dropped: reason -> samples; examples: reason -> one of them.
+    """The result of a survey of the data.
 
-    reasoning: samples with an answer that has some. decoded, broken: images that were examined, and those of them that
-    inject_images rejects; examined, spoilt: their samples, of which those with a broken image are dropped and count
-    nowhere else. unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples.
-    given: splits that the data itself names. lengths: of up to MEASURED samples, counted with exact and rules; names of
-    classes do not count as answers, since the target's replace them.
+    forms: of the sources. dropped: reason -> samples; examples: reason -> one of them. reasoning: samples with an
+    answer that includes reasoning. decoded, broken: images that were examined, and those that inject_images rejects.
+    examined, spoilt: samples of the former, and of the latter; spoilt ones are dropped, and count nowhere else.
+    unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples. given: splits that the data
+    names. lengths: of up to MEASURED samples, counted with `exact` and `rules`. Names of classes do not count as
+    answers, since the target's answers replace them.
     """
 
     sources: tuple[Path, ...]
@@ -90,17 +91,19 @@ class Survey:
 
     @property
     def unseen_spoilt(self) -> int:
-        """How many samples whose images were not examined have a broken one, if as many as of those that were."""
+        """An estimate of the samples with a broken image among those not examined, by the share among those
+        examined.
+        """
         unseen = self.with_images - (self.examined - self.spoilt)
         return round(unseen * self.spoilt / self.examined) if self.examined else 0
 
     @property
     def usable(self) -> int:
-        """The samples that are kept: all counted ones, less `unseen_spoilt`."""
+        """The number of samples that are kept: all counted ones, less `unseen_spoilt`."""
         return self.samples - self.unseen_spoilt
 
     def usable_in(self, fractions: tuple[float, float], split: str) -> int:
-        """The samples that are kept in a split, for one of FRACTIONS."""
+        """The number of samples kept in a split, for one of FRACTIONS."""
         return round(self.splits[fractions][split] * self.usable / self.samples)
 
     @property
@@ -115,11 +118,10 @@ def survey(
     image_root: str | tuple[str, ...] | None = None,
     allow_outside: bool = False,
 ) -> Survey:
-    """Reads all the data; lengths are those of a random sample with a fixed seed.
+    """Read all the data, and measure lengths in a random sample with a fixed seed.
 
-    image_root, allow_outside: as for `ingest`.
-    Raises DataError for what `ingest` would reject, with every broken row, for data of an unknown format, with the
-    files found, and if no sample is usable.
+    image_root, allow_outside: as for `ingest`. Raises DataError for data that `ingest` would reject, with every broken
+    row, for an unknown format, with the files found, and if no sample is usable.
     """
     forms = _forms(sources)
     found = Survey(
@@ -185,7 +187,7 @@ def _count(found: Survey, sample: RawSample) -> None:
 
 
 def _reasons(turn: Turn) -> bool:
-    """Whether a turn is an answer with reasoning: apart, or in its text."""
+    """Whether a turn is an answer with reasoning, in its own field or in the text."""
     texts = [part for part in turn.content if isinstance(part, str)]
     in_text = any(mark in text for text in texts for mark in (THINK, END_OF_THOUGHT))
     return turn.role == "assistant" and (bool(turn.reasoning_content) or in_text)
@@ -207,7 +209,7 @@ def _forms(sources: tuple[Path, ...]) -> tuple[str, ...]:
 
 
 def _keep(measured: list[Length], drawn: random.Random, count: int, length: Callable[[], Length]) -> None:
-    """Reservoir sampling: every one of `count` samples is kept as probably as any other."""
+    """Keep a random selection of lengths by reservoir sampling: each of `count` samples is equally likely."""
     place = len(measured) if len(measured) < MEASURED else drawn.randrange(count)
     if place < MEASURED:
         measured[place : place + 1] = [length()]
@@ -226,7 +228,9 @@ def _drop(found: Survey, sample_id: str, reason: str, detail: str) -> None:
 
 
 def _fault(found: Survey, sample: RawSample) -> tuple[str, str]:
-    """(reason, detail) why inject_images would drop a sample for its first broken image; two empty strings for none."""
+    """The reason and detail for which inject_images would drop a sample, for its first broken image; else two empty
+    strings.
+    """
     first = ("", "")
     for image in sample.images:
         found.decoded += 1
@@ -243,7 +247,7 @@ def _fault(found: Survey, sample: RawSample) -> tuple[str, str]:
 
 
 def _contents_hint(source: Path) -> str:
-    """The contents of a folder without readable data."""
+    """A hint that lists the contents of a folder without readable data."""
     if not source.is_dir():
         return ""
     kinds = Tally(path.suffix.lower() or "no suffix" for path in source.rglob("*") if path.is_file())
@@ -266,14 +270,14 @@ def _nothing(found: Survey) -> str:
 
 @frozen
 class PixelRules:
-    """How an image becomes tokens of `factor` x `factor` pixels, after resizing to between both limits."""
+    """The rule by which an image becomes tokens of `factor` x `factor` pixels, after resizing to within both limits."""
 
     factor: int = 32  # Qwen3-VL's: patches of 16 pixels, merged 2 x 2
     min_pixels: int = 65_536
     max_pixels: int = 16_777_216
 
     def tokens(self, size: Size) -> int:
-        """Image tokens. Source: smart_resize of transformers' Qwen2-VL image processor."""
+        """The number of tokens of an image. Source: smart_resize of transformers' Qwen2-VL image processor."""
         width, height = size
         if max(size) > MOST_ASPECT * min(size):
             return 0  # rejected by the processor, so its sample is dropped
@@ -290,8 +294,10 @@ class PixelRules:
 
 @frozen
 class Length:
-    """Tokens of a sample's texts: those before its last answer, the last answer (0 where the last turn is the user's),
-    and every answer; and the sizes of its images.
+    """The size of a sample in tokens of text, with the sizes of its images.
+
+    before: tokens before the last answer. last: those of the last answer; 0 if the last turn is the user's. answers:
+    those of every answer.
     """
 
     before: int
@@ -300,11 +306,11 @@ class Length:
     images: tuple[Size, ...]
 
     def prompt(self, rules: PixelRules) -> int:
-        """Tokens of the last prompt, images included."""
+        """The number of tokens of the last prompt, including images."""
         return self.before + sum(map(rules.tokens, self.images))
 
     def regenerated_prompt(self, rules: PixelRules, max_answer: int) -> int:
-        """Tokens that the last prompt has if the target answers each turn before it with max_answer tokens."""
+        """The tokens of the last prompt if the target answers each earlier turn with max_answer tokens."""
         earlier = self.answers[:-1] if self.last else self.answers
         return self.prompt(rules) + sum(max(max_answer + TURN_TOKENS - tokens, 0) for tokens in earlier)
 
@@ -313,13 +319,13 @@ class Length:
 
     @property
     def learnt(self) -> int:
-        """Tokens that the loss mask covers: every answer with the token that ends it."""
+        """The number of tokens in the loss mask: every answer with its end token."""
         return sum(tokens - TURN_TOKENS + 1 for tokens in self.answers)
 
 
 @frozen
 class Counter:
-    """Counts tokens. of_text: tokens of a text; exact: by the target's own tokenizer."""
+    """Counts the tokens of texts. of_text: gives the tokens of a text. exact: it uses the target's own tokenizer."""
 
     of_text: Callable[[str], int]
     exact: bool
@@ -327,7 +333,7 @@ class Counter:
 
     @classmethod
     def of(cls, target: Target | None) -> Counter:
-        """Counter by the target's files; without them by BYTES_PER_TOKEN and the sizes of Qwen3-VL."""
+        """A counter by the target's files; without a target by BYTES_PER_TOKEN and the image rules of Qwen3-VL."""
         rules = PixelRules()
         if target is not None:
             rules = PixelRules(target.pixel_factor, **target.pixel_limits)
@@ -336,7 +342,7 @@ class Counter:
         return cls(tokenizer_count(target.tokenizer), exact=True, rules=rules)
 
     def length(self, sample: RawSample, sizes: Sequence[Size]) -> Length:
-        """Counts the tokens of a sample's prompt and answers. sizes: of the sample's readable images."""
+        """Count the tokens of a sample's prompt and answers. sizes: of the sample's readable images."""
         of_turns = [TURN_TOKENS + sum(map(self.of_text, texts(turn))) for turn in sample.turns]
         answers = [tokens for tokens, turn in zip(of_turns, sample.turns, strict=True) if turn.role == "assistant"]
         last = of_turns[-1] if sample.turns[-1].role == "assistant" else 0
@@ -348,7 +354,7 @@ def estimated(text: str) -> int:
 
 
 def tokenizer_count(file: Path) -> Callable[[str], int]:
-    """A function that counts by a tokenizer.json; loads the tokenizers library."""
+    """A function that counts tokens by a tokenizer.json; it loads the library tokenizers."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
@@ -361,7 +367,7 @@ def texts(turn: Turn) -> list[str]:
 
 
 def image_size(image: Path | bytes) -> Size | None:
-    """Width and height from an image's header; None if `ingest` or `inject_images` would drop it."""
+    """The width and height in an image's header; None if `ingest` or `inject_images` would drop the image."""
     try:
         return size_of(encoded_image(image))
     except Unusable:

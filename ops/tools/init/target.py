@@ -32,10 +32,10 @@ def _sizes(target: Target) -> TargetSizes:
 
 @frozen(kw_only=True)
 class Target:
-    """A target to serve. checkpoint: a directory, or a model id with its revision.
+    """A target for which a pipeline is written. checkpoint: a directory, or a model id with its revision.
 
-    mask: the mask token to set, and why it can be one; None if it is known without. tokenizer: its tokenizer.json,
-    None if absent. thinks: its chat template has `enable_thinking`.
+    mask: the mask token to set, and the reason; None if it is known already. tokenizer: its tokenizer.json, None if
+    absent. thinks: whether its chat template has `enable_thinking`.
     """
 
     checkpoint: str
@@ -54,7 +54,7 @@ class Target:
 
     @property
     def context(self) -> int | None:
-        """Positions that the target has; None if its config names none."""
+        """The number of positions that the target has; None if its config names none."""
         return context_length(self.sizes.text)
 
     @property
@@ -67,7 +67,7 @@ class Target:
 
     @property
     def num_layers(self) -> int:
-        """Number of layers to capture: up to MOST_LAYERS, as many as are distinct in a target of this depth."""
+        """The number of layers to capture: up to MOST_LAYERS, as far as the target's depth gives distinct ones."""
         depth = int(self.sizes.text["num_hidden_layers"])
         for count in range(MOST_LAYERS, 1, -1):
             try:
@@ -79,8 +79,9 @@ class Target:
 
 
 def read_target(checkpoint: str) -> Target:
-    """A checkpoint directory, or a model id whose config.json dflow includes. Raises DataError for others, and with
-    everything that is wrong with a directory.
+    """The target in a checkpoint directory, or for a model id whose config.json dflow includes.
+
+    Raises DataError for other ids, and with all mistakes in a directory.
     """
     directory = Path(checkpoint)
     if directory.exists():
@@ -141,7 +142,7 @@ def measured(target: Target) -> list[str]:
 
 
 def _mask(directory: Path) -> tuple[int, str] | None:
-    """A mask token to set, and why it can be one, where none is known and there is such an id."""
+    """A mask token to set, and why it is possible; None if one is known already, or there is no such id."""
     vocabulary = Vocabulary.of(directory)
     if vocabulary is None or vocabulary.known_mask_id is not None:
         return None
@@ -149,7 +150,7 @@ def _mask(directory: Path) -> tuple[int, str] | None:
 
 
 def _thinks(directory: Path) -> bool:
-    """Whether one of the files that may contain the chat template uses it."""
+    """Whether a file that may contain the chat template mentions enable_thinking."""
     return any(
         "enable_thinking" in file.read_text("utf-8", "replace")
         for file in map(directory.joinpath, TEMPLATES)

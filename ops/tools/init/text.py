@@ -29,10 +29,10 @@ OTHERS = [name for name in ALGORITHMS if name != RECOMMENDED]
 def pipeline_text(
     name: str, sources: list[str], schema: str, found: Survey, target: Target | None, advice: Advice
 ) -> str:
-    """A pipeline that compiles, except for the checkpoint if no target is given.
+    """The text of a pipeline file, which compiles, except for the checkpoint if no target is given.
 
-    sources, schema: how the file names the data and the JSON schema.
-    Raises DataError for a name that a pipeline file cannot contain.
+    sources, schema: how the file names the data and the JSON schema. Raises DataError for a name that a pipeline file
+    cannot contain.
     """
     sees = found.with_images > 0
     dtype = advice.precision.dtype
@@ -56,7 +56,7 @@ def pipeline_text(
 
 
 def summary(found: Survey, target: Target | None, advice: Advice, *, comment: bool = False) -> list[str]:
-    """The survey and the choices that follow from it; for the screen, or as comments."""
+    """Lines on the survey and the choices that follow from it, for the screen or as comments."""
     mark = "# " if comment else ""
     lines = [
         *_about_data(found),
@@ -263,7 +263,7 @@ def _train(target: Target | None, dtype: str, advice: Advice) -> list[str]:
 
 
 def _algorithm(advice: Advice) -> list[str]:
-    """The recommended one, and how to choose another."""
+    """Lines that set the recommended algorithm, and tell how to choose another."""
     teacher = "captured with the features" if advice.online else "final_hidden = true in [node.capture]"
     others = [
         _noted(f'# algorithm = "{name}"', f"{ALGORITHMS[name]}{f': {teacher}' if name == 'dspark' else ''}")
@@ -308,12 +308,15 @@ def _ends(advice: Advice, dtype: str) -> list[str]:
 
 
 def _quoted_all(texts: list[str]) -> str:
-    """One as itself, several as a list."""
+    """A single text quoted, or several as a TOML list."""
     return _quoted(texts[0]) if len(texts) == 1 else f"[{', '.join(map(_quoted, texts))}]"
 
 
 def _quoted(text: str) -> str:
-    """A text as a value of a file, where ${ would begin a reference. Raises DataError for text that is not UTF-8."""
+    """A text as a quoted TOML value, with ${ escaped, as it would begin a reference.
+
+    Raises DataError for text that is not UTF-8.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -337,12 +340,12 @@ def _reasoned_dtype(advice: Advice) -> list[str]:
 
 
 def _dtype(field: str, dtype: str) -> list[str]:
-    """float32 is the default."""
+    """The line that sets a field to a dtype; none for float32, the default."""
     return [] if dtype == FLOAT32 else [f'{field} = "{dtype}"']
 
 
 def _thinking(found: Survey, target: Target | None) -> list[str]:
-    """Whether the target is asked for reasoning: if the data has it, as far as can be seen."""
+    """The lines that set enable_thinking, by whether the data has reasoning; none if the target cannot think."""
     if target is None or not target.thinks:
         return []
     if not found.reasoning:

@@ -27,11 +27,11 @@ HELD_OUT = ("test", "val", "train")  # splits of the prompt to try: the first of
 
 @frozen
 class Dialect:
-    """What an engine adds to OpenAI's form of a chat.
+    """An engine's additions to OpenAI's chat format.
 
-    request: what is sent beside it. place: the keys that lead to the table of what was measured, from the first choice
-    on, or from the response. steps, figure: its keys of the number of verification steps and of the engine's own
-    accepted length. counts: how that differs from tau.
+    request: further keys of a request. place: the keys to the table of measurements, starting in the first choice or in
+    the response. steps, figure: its keys for the number of verification steps, and for the engine's own accepted
+    length. counts: how that differs from tau.
     """
 
     engine: str
@@ -43,7 +43,7 @@ class Dialect:
     counts: str
 
     def measured(self, response: Mapping[str, Any], choice: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The table of the response that holds both; empty without a draft."""
+        """The table of measurements in a response; empty for a server without a draft."""
         table: Mapping[str, Any] = choice if self.of_choice else response
         for key in self.place:
             table = table.get(key) or {}
@@ -72,10 +72,10 @@ VLLM = Dialect(  # with --per-request-spec-decode-metrics; it serves one model, 
 
 @frozen
 class Answer:
-    """Answer of a server to a chat request.
+    """A server's answer to a chat request.
 
-    tokens: of the answer, the first one and EOS included. steps: verification steps, 0 without a draft. accept_length:
-    the engine's own figure, None without a verification step.
+    tokens: of the answer, including the first one and EOS. steps: verification steps, 0 without a draft. accept_length:
+    the engine's own figure, None without a step.
     """
 
     text: str
@@ -85,22 +85,23 @@ class Answer:
 
     @property
     def tau(self) -> float | None:
-        """Tokens per verification step, as `evaluate` counts: without the first token, which the prefill yields."""
+        """The tokens per verification step, as `evaluate` counts: without the first one, which the prefill yields."""
         return (self.tokens - 1) / self.steps if self.steps else None
 
 
 def ask(
     url: str, messages: Sequence[Mapping[str, Any]], max_tokens: int, key: str = "", dialect: Dialect = SGLANG
 ) -> Answer:
-    """The greedy answer to a conversation. key: the server's API key. Raises ServerError if the server rejects it or
-    gives none.
+    """Ask a server for the greedy answer to a conversation. key: the server's API key.
+
+    Raises ServerError if the server rejects it or gives no answer.
     """
     body = {"messages": messages, "temperature": 0, "max_tokens": max_tokens, **dialect.request}
     return read_answer(post(f"{url}/v1/chat/completions", body, key), dialect)
 
 
 def read_answer(response: Mapping[str, Any], dialect: Dialect = SGLANG) -> Answer:
-    """Raises ServerError for a response that is no chat completion."""
+    """Parse a server's answer. Raises ServerError for a response that is no chat completion."""
     try:
         choice = response["choices"][0]
         message, measured = choice["message"], dialect.measured(response, choice)
@@ -118,7 +119,7 @@ def read_answer(response: Mapping[str, Any], dialect: Dialect = SGLANG) -> Answe
 
 
 def post(url: str, body: Mapping[str, Any], key: str = "") -> dict[str, Any]:
-    """A JSON request and its JSON response. Raises ServerError."""
+    """Send a JSON request, and return the JSON response. Raises ServerError."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
@@ -134,7 +135,7 @@ def post(url: str, body: Mapping[str, Any], key: str = "") -> dict[str, Any]:
 
 
 def flush_cache(url: str) -> None:
-    """Drops SGLang's cached prefixes of earlier prompts, once it is idle. Raises ServerError."""
+    """Drop SGLang's cached prefixes of earlier prompts, once it is idle. Raises ServerError."""
     try:
         with open_directly(f"{url}/flush_cache?timeout=30", data=b"", timeout=60):
             pass
@@ -143,7 +144,7 @@ def flush_cache(url: str) -> None:
 
 
 def tau_text(answer: Answer, dialect: Dialect = SGLANG) -> str:
-    """tau as dflow counts it, beside the engine's figure."""
+    """A line with tau as dflow counts it, and the engine's own figure."""
     own = f"tau: {answer.tau:.3g} ({answer.tokens - 1} tokens after the first in {answer.steps} verification steps)"
     if answer.accept_length is None:
         return f"{own}; the server reports no {dialect.figure}"
@@ -152,7 +153,7 @@ def tau_text(answer: Answer, dialect: Dialect = SGLANG) -> str:
 
 @frozen
 class ChatPrompt:
-    """A sample's id, and its turns before the first answer as chat messages for a server."""
+    """A prompt for a server: a sample's id, and its turns before the first answer as chat messages."""
 
     id: str
     messages: Sequence[Mapping[str, Any]]
@@ -164,7 +165,10 @@ HELLO = ChatPrompt(
 
 
 def held_out_prompts(samples: Path, vision: bool, count: int) -> tuple[ChatPrompt, ...]:
-    """The first `count` prompts of an ImageSamples folder; vision: only those with images, else only those without."""
+    """The first `count` held-out prompts of an ImageSamples folder, from the first held-out split that has any.
+
+    vision: take only prompts with images; otherwise only those without.
+    """
     rows: dict[str, list[dict[str, Any]]] = {split: [] for split in HELD_OUT}
     for row in read_jsonl(samples / "samples.jsonl"):
         fits = bool(row["images"]) == vision and any(turn["role"] == "user" for turn in row["messages"])
@@ -194,7 +198,7 @@ def chat_messages(row: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
 
 
 def _data_url(folder: Path, image: Mapping[str, Any]) -> str:
-    """The data URL of an image reference of ops/artifacts.py; SGLang recognises the format by the bytes."""
+    """The data: URL of an image reference of ops/artifacts.py; SGLang recognises the format by the bytes."""
     return "data:image/png;base64," + base64.b64encode(read_packed(folder, dict(image))).decode()
 
 

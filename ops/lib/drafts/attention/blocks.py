@@ -30,9 +30,9 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, ContextRange, int | N
 
 
 def choose_attention(device: torch.device, config: DraftConfig, dtype: torch.dtype) -> tuple[str, Attend]:
-    """The name, for the log, and the function of the fastest attention that takes a draft in this dtype on a device.
+    """The fastest attention for a draft in this dtype on a device: its name for the log, and the function.
 
-    On a CPU kernel or split, on CUDA flex or dense, elsewhere dense.
+    On a CPU it is kernel or split, on CUDA flex or dense, elsewhere dense.
     """
     if device.type == "cuda":
         if flex_takes(dtype, config.head_dim):
@@ -49,9 +49,10 @@ def choose_attention(device: torch.device, config: DraftConfig, dtype: torch.dty
 def dense_attention(
     q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: ContextRange, window: int | None
 ) -> Tensor:
-    """Attention with the whole mask [N * K, T + N * K], [N, K, H, D]; the definition of the others, on any device.
+    """Attention of blocks to context and themselves, with a full mask [N * K, T + N * K]; returns [N, K, H, D].
 
-    Scores and softmax are at least float32. Cost and memory: N K H (T + N K) scores.
+    It defines what the faster versions compute, on any device. Scores and softmax are at least float32; the cost is N K
+    H (T + N K) scores.
     """
     N, K, _, D = q_NKHD.shape
     G, T, _ = k_GTD.shape
@@ -66,7 +67,7 @@ def dense_attention(
 
 
 def _visible(seen: ContextRange, K: int, T: int, window: int | None) -> Tensor:
-    """bool [N, K, T + N * K]: which keys of [context | all blocks] each query sees."""
+    """A mask of the keys of [context | all blocks] that each query sees, bool [N, K, T + N * K]."""
     N = len(seen.start_N)
     start_N11, end_N11 = seen.start_N[:, None, None], seen.end_N[:, None, None]
     slot_K1, token_T = torch.arange(K)[:, None], torch.arange(T)

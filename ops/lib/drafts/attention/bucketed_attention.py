@@ -33,20 +33,20 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 def split_attention(
     q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: ContextRange, window: int | None
 ) -> Tensor:
-    """Attention bucket by bucket, [N, K, H, D]; CPU only; float32, float64, bfloat16 or float16.
+    """Attention of blocks to context and themselves, bucket by bucket; [N, K, H, D]. CPU only, all float types.
 
-    For the backward pass only the inputs, the output and the log-sum-exp [G, N * K * R] are kept. Both passes need,
-    beyond inputs, outputs and gradients, what one bucket needs: a few [G, X, D], and masks [X, E].
-    Cost: that of the visible scores, plus BUCKET_ROWS / (K * R) - 1 gaps between anchors per query.
+    The backward pass needs only the inputs, the output and the log-sum-exp [G, N * K * R]. Temporary memory is that of
+    one bucket: a few [G, X, D], and masks [X, E]. The cost is that of the visible scores, plus BUCKET_ROWS / (K * R) -
+    1 gaps between anchors per query.
     """
     return _Split.apply(q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD, seen, window)
 
 
 @frozen(eq=False)
 class Edge:
-    """Context [low, high) that only some rows of a bucket see.
+    """The part [low, high) of the context that only some rows of a bucket see.
 
-    bias: 0 or -inf, [B, high - low] where all slots of a block see the same, else [B * K, high - low].
+    bias: 0 or -inf; [B, high - low] where all slots of a block see the same, else [B * K, high - low].
     """
 
     low: int
@@ -54,16 +54,18 @@ class Edge:
     bias: Tensor
 
     def mask(self, rows: int) -> Tensor:
-        """The bias for every row, [X, E]: made when needed, since it is as large as the scores of one head."""
+        """The bias for every row, [X, E]. It is made only when needed, since it is as large as the scores
+        of one head.
+        """
         lines, width = self.bias.shape
         return self.bias[:, None].expand(lines, rows // lines, width).reshape(rows, width)
 
 
 @frozen(eq=False)
 class Bucket:
-    """Blocks that are attended together: the core is context that every row sees.
+    """Blocks whose attention is computed together. core: the context that every row sees.
 
-    blocks: which, a slice where the blocks come sorted; rows: where their rows lie in sorted order.
+    blocks: their indices, a slice if they are sorted. rows: where their rows lie in sorted order.
     """
 
     blocks: slice | Tensor
@@ -72,7 +74,7 @@ class Bucket:
     edges: tuple[Edge, ...]
 
     def parts(self) -> Iterator[tuple[slice, Tensor | None]]:
-        """The core and the edges, as slices of the context, and the masks of the edges."""
+        """The parts of the visible context, core and edges, as slices with their masks; the core has none."""
         if self.core[0] < self.core[1]:
             yield slice(*self.core), None
         for edge in self.edges:
@@ -80,7 +82,9 @@ class Bucket:
 
 
 def _plan(seen: ContextRange, K: int, R: int, window: int | None, dtype: torch.dtype) -> list[Bucket]:
-    """Blocks sorted by (start, end), cut where the sample changes, at BUCKET_ROWS rows and at BUCKET_SPREAD tokens."""
+    """The buckets: blocks sorted by (start, end), cut at a change of sample, at BUCKET_ROWS rows and BUCKET_SPREAD
+    tokens.
+    """
     N = len(seen.start_N)
     if N == 0:
         return []
@@ -100,7 +104,7 @@ def _plan(seen: ContextRange, K: int, R: int, window: int | None, dtype: torch.d
 
 
 def _cuts(starts: list[int], ends: list[int], most: int) -> list[int]:
-    """Indices of the sorted blocks with which buckets begin."""
+    """The indices of the sorted blocks at which buckets begin."""
     cuts = [0]
     for n in range(1, len(starts)):
         low = cuts[-1]
@@ -110,7 +114,7 @@ def _cuts(starts: list[int], ends: list[int], most: int) -> list[int]:
 
 
 def _core_and_edges(first: Tensor, last: Tensor, dtype: torch.dtype) -> tuple[tuple[int, int], tuple[Edge, ...]]:
-    """What all intervals [first, last), int64 [lines, 1], have in common, and what is around it."""
+    """The common part of all intervals [first, last), int64 [lines, 1], and the edges around it."""
     core = int(first.max()), int(last.min())
     low, high = int(first.min()), int(last.max())
     edges = []
@@ -123,7 +127,7 @@ def _core_and_edges(first: Tensor, last: Tensor, dtype: torch.dtype) -> tuple[tu
 
 
 def _own_bias(K: int, R: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-    """Additive mask [K * R, K] of a block over itself; None where every slot sees every slot."""
+    """The additive mask [K * R, K] of a block over itself; None where every slot sees every slot."""
     if window is None:
         return None
     behind_KK = torch.arange(K)[:, None] - torch.arange(K)
@@ -132,7 +136,10 @@ def _own_bias(K: int, R: int, window: int | None, dtype: torch.dtype) -> Tensor 
 
 
 class _Split(torch.autograd.Function):
-    """split_attention. Flash attention's backward of a part is exact when given the merged output and log-sum-exp."""
+    """The autograd function of split_attention.
+
+    Flash attention's backward of a part is exact if it gets the merged output and log-sum-exp.
+    """
 
     @staticmethod
     def forward(
@@ -218,12 +225,12 @@ class _Split(torch.autograd.Function):
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The kernel reads any strides as long as a head's vector is contiguous."""
+    """The tensor, copied if a head's vectors are not contiguous; the kernel accepts all other strides."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _fold(x_NKHD: Tensor, bucket: Bucket, G: int) -> Tensor:
-    """A bucket's rows, contiguous [G, X, D]: slots and query heads that share a key/value head are one long side."""
+    """A bucket's rows as contiguous [G, X, D]; X joins slots and the query heads that share a key/value head."""
     x_BKHD = x_NKHD[bucket.blocks]
     B, K, H, D = x_BKHD.shape
     return x_BKHD.reshape(B, K, G, H // G, D).permute(2, 0, 1, 3, 4).reshape(G, B * K * (H // G), D).contiguous()
@@ -238,7 +245,7 @@ def _unfold(x_GXD: Tensor, into_NKHD: Tensor, bucket: Bucket) -> None:
 
 
 def _per_block(x_GX: Tensor, KR: int) -> Tensor:
-    """[G, B * K * R, ...] as a batch of blocks [B, G, K * R, ...]; a view."""
+    """A view of [G, B * K * R, ...] as a batch of blocks, [B, G, K * R, ...]."""
     return x_GX.view(x_GX.shape[0], -1, KR, *x_GX.shape[2:]).transpose(0, 1)
 
 
@@ -248,7 +255,7 @@ def _slots(x_NKGD: Tensor, bucket: Bucket) -> Tensor:
 
 
 def _merge(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Output [G, X, D] and log-sum-exp [G, X] over the keys of all parts, in the type of the log-sum-exp."""
+    """Merge attention over parts of the keys: output [G, X, D] and log-sum-exp [G, X] over all keys."""
     lse_GX = lses[0]
     for part_GX in lses[1:]:
         lse_GX = torch.logaddexp(lse_GX, part_GX)

@@ -32,7 +32,7 @@ SIZES = ("blocks", "K", "G", "R", "T", "window", "k_head", "k_token", "v_head", 
 
 
 class Problem(ctypes.Structure):
-    """The C structure of the same name: data pointers, sizes, and the strides of the context."""
+    """The C structure Problem of cpu_attention.c: data pointers, sizes, and the strides of the context."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in INPUTS + GRADIENTS) + tuple(
         (name, ctypes.c_int64) for name in SIZES
@@ -42,13 +42,12 @@ class Problem(ctypes.Structure):
 def kernel_attention(
     q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: ContextRange, window: int | None
 ) -> Tensor:
-    """Attention by the C kernel, [N, K, H, D]; CPU only.
+    """Attention of blocks to context and themselves by the compiled C kernel; [N, K, H, D]. CPU only.
 
-    `split_attention` replaces it for dtypes other than float32, head sizes outside HEAD_SIZES, more threads than
-    key/value heads, and if the kernel could not be compiled.
-    For the backward pass only the inputs, the output and the log-sum-exp [G, N * K * R] are kept. Beyond inputs,
-    outputs and gradients each thread needs [T, D] twice, in the backward pass five times.
-    Raises ValueError for shapes that do not fit each other, IndexError for blocks that see past the context.
+    `split_attention` replaces it without a compiler, for dtypes other than float32, head sizes outside HEAD_SIZES, and
+    more threads than key/value heads. The backward pass needs only the inputs, the output and the log-sum-exp [G, N * K
+    * R]. Each thread needs a temporary [T, D] twice, in the backward pass five times. Raises ValueError for shapes that
+    do not match, and IndexError for blocks that see past the context.
     """
     inputs = (q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD)
     G, _, D = k_GTD.shape
@@ -65,10 +64,10 @@ def kernel_takes(dtype: torch.dtype, head_dim: int, kv_heads: int) -> bool:
 
 @functools.cache
 def compiled_attention(D: int) -> tuple[str, ctypes.CDLL | None]:
-    """The compiler's name and the library for a head size, or the reason for its absence and None; once per process.
+    """The compiler's name and the compiled library for head size D; without one, the reason and None. Cached.
 
-    Its functions `forward` and `backward` take a Problem and a range of key/value heads: the first, and the one after
-    the last. They return 0, or 1 if memory ran out.
+    The library's functions `forward` and `backward` take a Problem and a range of key/value heads, [first, end). They
+    return 0, or 1 if memory ran out.
     """
     name, library = compiled_library([get_data("ops.lib.drafts.attention", "cpu_attention.c")], f"-DD={D}")
     if library is not None:
@@ -79,7 +78,7 @@ def compiled_attention(D: int) -> tuple[str, ctypes.CDLL | None]:
 
 
 class _Fused(torch.autograd.Function):
-    """kernel_attention for inputs that the kernel supports."""
+    """The autograd function of kernel_attention, for inputs that the kernel supports."""
 
     @staticmethod
     def forward(
@@ -136,7 +135,10 @@ def _problem(tensors: tuple[Tensor, ...], seen: ContextRange, window: int | None
 
 
 def _plan(seen: ContextRange, N: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
-    """start_N, end_N, and the blocks in the order of both, so that rows of a tile see almost the same."""
+    """The visible context [start_N, end_N) of each block, and the blocks sorted by both.
+
+    So neighbouring rows of a tile see almost the same. Raises IndexError for an interval outside the context.
+    """
     start_N, end_N = seen.start_N.contiguous(), seen.end_N.contiguous()
     inside_N = (start_N >= 0) & (start_N <= end_N) & (end_N <= T)
     if len(inside_N) != N or not bool(inside_N.all()):
@@ -145,7 +147,7 @@ def _plan(seen: ContextRange, N: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _run(function: Callable[..., int], problem: Problem) -> None:
-    """All key/value heads, divided over torch's threads. Raises MemoryError."""
+    """Run a C function for all key/value heads, divided over torch's threads. Raises MemoryError."""
     threads = max(1, min(torch.get_num_threads(), problem.G))
     cuts = [problem.G * i // threads for i in range(threads + 1)]
 

@@ -41,11 +41,12 @@ def flex_takes(dtype: torch.dtype, head_dim: int) -> bool:
 def flex_attention(
     q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor, k_GTD: Tensor, v_GTD: Tensor, seen: ContextRange, window: int | None
 ) -> Tensor:
-    """Attention by FlexAttention over [context | all blocks], [N, K, H, D]; compiled on CUDA; forward only elsewhere.
+    """Attention of blocks by FlexAttention over [context | all blocks]; [N, K, H, D]. Compiled, with backward, on CUDA
+    only.
 
-    N * K and T differ from micro-batch to micro-batch. Both are padded to multiples of FLEX_TILE, so that no kernel
-    needs to mask its last tile, and the graph is compiled once for all lengths (dynamic=True). Padding blocks see their
-    own zero keys and nothing else, and no query sees padding context; neither gets a gradient.
+    N * K and T vary between micro-batches. Both are padded to multiples of FLEX_TILE, so that kernels mask no last tile
+    and one graph serves all lengths (dynamic=True). Padding blocks see only their own zero keys, and no query sees
+    padding context; neither gets a gradient.
     """
     N, K, H, _ = q_NKHD.shape
     G, T, _ = k_GTD.shape
@@ -69,16 +70,17 @@ def flex_attention(
 
 
 def _joined(context_GTD: Tensor, own_GXD: Tensor, more_T: int, more_X: int) -> Tensor:
-    """[context | zeros | own | zeros], [G, C, D], in one copy."""
+    """[context | zeros | own | zeros] as one tensor [G, C, D]."""
     G, _, D = context_GTD.shape
     parts = (context_GTD, context_GTD.new_zeros(G, more_T, D), own_GXD, own_GXD.new_zeros(G, more_X, D))
     return torch.cat([part for part in parts if part.shape[1]], dim=1)
 
 
 def _flex_padding(N: int, K: int, T: int) -> tuple[int, int]:
-    """Blocks and context tokens to add so that N * K and T are multiples of FLEX_TILE, N * K two tiles at least.
+    """The blocks and context tokens to add, so that N * K and T are multiples of FLEX_TILE, and N * K at least two
+    tiles.
 
-    One tile of queries would be a size of 1 in the block mask, for which torch compiles everything once more.
+    A single tile of queries would be a size of 1 in the block mask, for which torch recompiles everything.
     """
     step = FLEX_TILE // gcd(FLEX_TILE, K)
     steps = max(-(-N // step), -(-2 * FLEX_TILE // (step * K)))
@@ -86,7 +88,7 @@ def _flex_padding(N: int, K: int, T: int) -> tuple[int, int]:
 
 
 def _flex_mask(seen: ContextRange, K: int, T: int, window: int | None, device: torch.device) -> BlockMask:
-    """The block mask of [context | all blocks]. Compiled, the mask of all queries by all keys is never stored."""
+    """The block mask of [context | all blocks]. Compiled code never stores the full mask of queries by keys."""
     more_N, more_T = _flex_padding(len(seen.start_N), K, T)
     runs_4Q = seen_runs(seen, K, T + more_T, window, more_N)
     queries = runs_4Q.shape[1]
@@ -102,9 +104,10 @@ def _flex_mask(seen: ContextRange, K: int, T: int, window: int | None, device: t
 
 
 def seen_runs(seen: ContextRange, K: int, context: int, window: int | None, more_N: int = 0) -> Tensor:
-    """Which keys each query sees, int32 [4, Q] on the host: [first, last) of the context, [first, last) of its block.
+    """The keys that each query sees, int32 [4, Q] on the host: [first, end) in the context, then [first, end) in its
+    block.
 
-    The blocks' own keys come after `context` keys. more_N: blocks after those of `seen`, which see only themselves.
+    The blocks' own keys come after `context` keys. more_N: padding blocks at the end, which see only themselves.
     """
     start_N1, end_N1 = (F.pad(edge_N, (0, more_N))[:, None] for edge_N in (seen.start_N, seen.end_N))
     slot_K = torch.arange(K)
@@ -119,7 +122,7 @@ def seen_runs(seen: ContextRange, K: int, context: int, window: int | None, more
 
 
 def visible_by(runs_4Q: Tensor) -> Visible:
-    """The mask function of `seen_runs`, whose table is on the device."""
+    """A mask function for FlexAttention that looks up the table of `seen_runs` on the device."""
 
     def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         in_context = (key >= runs_4Q[0, query]) & (key < runs_4Q[1, query])
@@ -129,7 +132,7 @@ def visible_by(runs_4Q: Tensor) -> Visible:
 
 
 def block_mask(visible: Visible, queries: int, keys: int, device: torch.device) -> BlockMask:
-    """create_block_mask with FLEX_TILE, which is a constant of the graph here; as an argument it would be a symbol."""
+    """Call create_block_mask with the constant FLEX_TILE, so that a compiled graph has no symbol for it."""
     return create_block_mask(visible, None, None, queries, keys, device=device, BLOCK_SIZE=FLEX_TILE)
 
 

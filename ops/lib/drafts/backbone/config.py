@@ -69,7 +69,7 @@ class DraftConfigError(ConfigError):
 
 @frozen(kw_only=True)
 class DraftConfig:
-    """Everything that decides the draft's weights and its forward pass.
+    """The configuration of a draft: all that decides its weights and its forward pass.
 
     hidden_size and vocab_size are the target's, because embedding and head are shared. target_layer_ids name the layers
     whose outputs are the context features, ascending, since engines hand them over in the order of the layers.
@@ -122,7 +122,9 @@ class DraftConfig:
             raise DraftConfigError(mistakes)
 
     def layout(self, block_size: int | None = None) -> Layout:
-        """Layout of blocks of that many verified tokens: who predicts what. Default: those of the training."""
+        """The layout of blocks with so many verified tokens: which slot predicts which token. Default: as
+        in training.
+        """
         return self.algorithm.layout(block_size or self.block_size)
 
     @property
@@ -136,12 +138,14 @@ class DraftConfig:
         return SLIDING_ATTENTION in self.layer_types
 
     def window(self, layer: int) -> int | None:
-        """Tokens that a query of this layer sees, its own included; None: all of the context and of its block."""
+        """The number of tokens that a query of this layer sees, including its own; None for a layer without
+        a window.
+        """
         return self.sliding_window if self.layer_types[layer] == SLIDING_ATTENTION else None
 
     @property
     def rotary_dim(self) -> int:
-        """How many of a head's dimensions RoPE turns."""
+        """The number of a head's dimensions that RoPE rotates."""
         return int(self.head_dim * self.partial_rotary_factor)
 
 
@@ -215,7 +219,7 @@ def _end_mistakes(config: DraftConfig) -> Iterator[str]:
 
 
 def _scaling_mistakes(scaling: Mapping[str, Any]) -> Iterator[str]:
-    """A kind that is not supported, a parameter that it lacks, and values that are no numbers."""
+    """Mistakes in rope_scaling: an unsupported kind, missing parameters, and values that are no numbers."""
     rope_type = scaling.get("rope_type", "default")
     if rope_type not in list(ROPE_NEEDS):
         yield f'rope_scaling: rope_type "{rope_type}" is not one of {", ".join(ROPE_NEEDS)}'
@@ -235,7 +239,7 @@ def _scaling_mistakes(scaling: Mapping[str, Any]) -> Iterator[str]:
 
 
 def unfit_fields(draft: DraftConfig, target: Mapping[str, Any]) -> dict[str, str]:
-    """The fields of a draft's config that do not fit the target of this target.json, and why."""
+    """The fields of a draft's config that do not fit the target, each with the reason. target: target.json."""
     wrong = unlike_sizes({name: getattr(draft, name) for name in OF_TARGET}, target)
     last = target["num_layers"] - 2  # the output of the last layer cannot be captured
     outside = [layer for layer in draft.target_layer_ids if layer > last]
@@ -245,7 +249,7 @@ def unfit_fields(draft: DraftConfig, target: Mapping[str, Any]) -> dict[str, str
 
 
 def unlike_sizes(sizes: Mapping[str, Any], target: Mapping[str, Any]) -> dict[str, str]:
-    """The sizes, of those given, that are not those of the target of this target.json, and why."""
+    """The given sizes that differ from the target's in its target.json, as name -> both values."""
     return {
         name: f"{sizes[name]}, and the target's is {target[of_target]}"
         for name, of_target in OF_TARGET.items()
@@ -254,25 +258,25 @@ def unlike_sizes(sizes: Mapping[str, Any], target: Mapping[str, Any]) -> dict[st
 
 
 def check_draft_fits(draft: DraftConfig, target: Mapping[str, Any]) -> None:
-    """Raises DataError with the `draft_misfit`."""
+    """Check that a draft fits the target, by `draft_misfit`. Raises DataError."""
     if misfit := draft_misfit(draft, target):
         raise DataError(misfit)
 
 
 def draft_misfit(draft: DraftConfig, target: Mapping[str, Any]) -> str:
-    """Each field which does not fit, and what to do; empty for a draft that fits."""
+    """A text that lists the fields which do not fit the target, and what to do; empty for a draft that fits."""
     wrong = unfit_text(unfit_fields(draft, target))
     remedy = "give train_dflash, export_draft and evaluate the same target"
     return f"the draft does not fit the target: {wrong}; {remedy}" if wrong else ""
 
 
 def unfit_text(wrong: Mapping[str, str]) -> str:
-    """What `unfit_fields` found, in one line."""
+    """The findings of `unfit_fields` in one line."""
     return "; ".join(f"{name} {what}" for name, what in wrong.items())
 
 
 def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
-    """The config.json of the serving contract; `from_serving` gives the config back."""
+    """The serving config.json of a draft; `from_serving` gives the config back."""
     causality = {IS_CAUSAL: serving_causality(config)} if config.slides else {}
     name = config.algorithm.name
     own = {} if name == DFLASH else {ALGORITHM: name}
@@ -304,16 +308,18 @@ def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
 
 
 def serving_causality(config: DraftConfig) -> bool | None:
-    """is_causal of a draft with windows: engines and the reference class read true and false as that of every layer,
-    and null as their own default, by which sliding layers are causal and full ones are not.
+    """The value of is_causal for the config.json of a draft with sliding windows.
+
+    Engines and the reference class apply true and false to every layer. By null they use their default: sliding layers
+    are causal, full layers are not.
     """
     return None if FULL_ATTENTION in config.layer_types else True
 
 
 def from_serving(data: Mapping[str, Any]) -> DraftConfig:
-    """The DraftConfig of a config.json of the serving contract.
+    """The DraftConfig that a serving config.json describes.
 
-    Raises ConfigError that lists the fields that are missing, or those of another type, or the values that do not fit.
+    Raises ConfigError that lists missing fields, or fields of a wrong type, or values that do not fit.
     """
     missing = missing_fields(data)
     if missing:
@@ -351,9 +357,7 @@ def missing_fields(data: Mapping[str, Any]) -> list[str]:
 
 
 def wrong_types(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The present fields whose JSON type is not the contract's, and what is wrong with each; an integer is accepted for
-    a float.
-    """
+    """The fields whose JSON type is wrong, each with a description. An integer is accepted for a float."""
     for name, typical in example(data).items():
         inner = data.get(name)
         if not isinstance(typical, dict):
@@ -366,7 +370,7 @@ def wrong_types(data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _wanted(name: str, example: Any, value: Any) -> str:
-    """What a field must be, where its value is something else."""
+    """A text on what a field must be, if its value is something else; "" if it is right."""
     kind = OPTIONAL.get(name, type(example))
     if value is None and name in OPTIONAL:
         return ""
@@ -384,12 +388,12 @@ OPTIONAL = {"rope_scaling": dict, "sliding_window": int}  # null where there is 
 
 
 def algorithm_of(data: Mapping[str, Any]) -> type[Algorithm]:
-    """The algorithm of a config.json, by the name that dflow writes; none is plain DFlash. Raises ConfigError."""
+    """The algorithm that a config.json names as dflow writes it; without a name plain DFlash. Raises ConfigError."""
     return algorithm_class(str(table_of(data, "dflow").get(ALGORITHM, DFLASH)))
 
 
 def contract_part(data: Mapping[str, Any], name: str) -> Any:
-    """What config.py of a config.json's algorithm says of its tensors and fields: `shapes`, `MISSING` or `WRONG`."""
+    """The object `shapes`, `MISSING` or `WRONG` in the config.py of a config.json's algorithm."""
     return part_of(algorithm_of(data), f"config:{name}")
 
 
@@ -400,14 +404,14 @@ def table_of(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def lookup(data: Mapping[str, Any], name: str) -> tuple[bool, Any]:
-    """Whether a config.json has a field such as "dflash_config.mask_token_id", and its value."""
+    """Whether a config.json has a field such as "dflash_config.mask_token_id", and the field's value."""
     nest, _, inner = name.rpartition(".")
     table = table_of(data, nest) if nest else data
     return inner in table, table.get(inner)
 
 
 def full_name(name: str, data: Mapping[str, Any]) -> str:
-    """A field of DraftConfig as a config.json of this algorithm nests it."""
+    """The full name of a DraftConfig field, as nested in a config.json of this algorithm."""
     fields = example(data)
     return next((f"{nest}.{name}" for nest in NESTS if name in fields.get(nest, {})), name)
 

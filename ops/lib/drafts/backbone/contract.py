@@ -185,9 +185,9 @@ Wrong = Iterator[tuple[str, Finding]]  # a field, and what is wrong with it
 def mistake(
     file: str, wrong: str, effect: str, advice: str = REWRITE, *, part: str = "", engine: str = "SGLang", code: str = ""
 ) -> Finding:
-    """What the gate says of a draft's files.
+    """A mistake that the gate finds in a draft's files.
 
-    file: "" for the draft as a whole. part: the field or the tensor. effect: what the engine does with it.
+    file: "" for the draft as a whole. part: the field or tensor. effect: what the engine does with it.
     """
     return Finding(
         f"{wrong}\n{engine}: {effect}",
@@ -198,9 +198,9 @@ def mistake(
 
 
 def refuse(directory: Path, mistakes: Sequence[Finding], more: str = "", *, is_imported: bool = False) -> None:
-    """Raises DataError that lists all mistakes, with `more` behind them; does nothing where there are none.
+    """Raise DataError that lists all mistakes, followed by `more`; do nothing if there are none.
 
-    is_imported: of a draft that was trained elsewhere, which no node can write again.
+    is_imported: the draft was trained elsewhere, so that no node can write it again.
     """
     if mistakes:
         listed = blocks(map(of_import, mistakes) if is_imported else mistakes)
@@ -239,9 +239,10 @@ def training_record(
     server_args: Mapping[str, Any] | None = None,
     formats: Sequence[str] = (SGLANG,),
 ) -> dict[str, Any]:
-    """What goes under `dflow` beside format and positions: the target's digest, every field as it was trained, digests
-    of these fields and of the exported tensors, SGLang's arguments for the capture, if any, and the formats, if there
-    are several.
+    """The training record for the "dflow" table of a serving config.json.
+
+    It holds the target's digest, the fields as trained, digests of these fields and of the exported tensors, and
+    SGLang's arguments of the capture, if any. Several formats are listed as well.
     """
     serving = to_serving(config)
     trained = {name: lookup(serving, place)[1] for name, place in _trained_fields(serving).items()}
@@ -255,7 +256,7 @@ def training_record(
 
 
 def trained_config(config: Mapping[str, Any]) -> DraftConfig | None:
-    """The config that `training_record` wrote into this config.json; None if the record is missing or invalid."""
+    """The config recorded by `training_record` in a config.json; None if the record is missing or invalid."""
     trained = table_of(config, "dflow").get("trained")
     if not isinstance(trained, Mapping):
         return None
@@ -275,10 +276,10 @@ def config_mistakes(
     target_digest: str,
     pad_token_ids: Collection[int] = (),
 ) -> list[Finding]:
-    """What is wrong with a config.json, by itself, beside the training, and beside the target.
+    """The mistakes in a serving config.json: in itself, against the training, and against the target.
 
-    target: its target.json, None where only its digest is known. A later check adds nothing to a field that an earlier
-    one already reported.
+    target: the target's target.json, None where only its digest is known. A field that an earlier check reported is not
+    reported again.
     """
     found: dict[str, list[Finding]] = {}
 
@@ -305,7 +306,7 @@ def field_mistake(name: str, wrong: str, effect: str, remedy: str = REWRITE, cod
 
 
 def _form_mistakes(config: Mapping[str, Any]) -> Wrong:
-    """Fields that are missing, and values of another JSON type than the contract's."""
+    """Mistakes for missing fields, and for values of another JSON type than the serving contract's."""
     for name in missing_fields(config):
         yield name, field_mistake(name, "is missing", _without(name, config))
     for name, wrong in wrong_types(config):
@@ -313,7 +314,9 @@ def _form_mistakes(config: Mapping[str, Any]) -> Wrong:
 
 
 def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Wrong:
-    """Parts of the record that are missing, another target, and fields changed together with their record."""
+    """Mistakes for missing parts of the training record, another target, and fields changed together with
+    the record.
+    """
     record = table_of(config, "dflow")
     for inner, kind in (("target", str), ("trained", Mapping), ("digest", Mapping)):
         name = f"dflow.{inner}"
@@ -339,7 +342,7 @@ def _record_mistakes(config: Mapping[str, Any], target_digest: str) -> Wrong:
 
 
 def _value_mistakes(config: Mapping[str, Any], target: Mapping[str, Any] | None) -> Wrong:
-    """Values that are not the only one that there is, by the algorithm or by the target; windows without is_causal."""
+    """Mistakes in fields that allow a single value, by the algorithm or by the target; windows need is_causal."""
     expected = {name: lookup(example(config), name)[1] for name in CONSTANT}
     if target is not None:
         expected |= {name: target[of_target] for name, of_target in OF_TARGET.items()}
@@ -370,7 +373,7 @@ def _mask_mistakes(config: Mapping[str, Any], target: Mapping[str, Any], pad_tok
 
 
 def _draft_mistakes(config: Mapping[str, Any]) -> Wrong:
-    """What DraftConfig refuses; its lines read "field: what is wrong"."""
+    """Mistakes that DraftConfig finds in a config.json, from its lines "field: what is wrong"."""
     try:
         from_serving(config)
     except ConfigError as error:
@@ -393,7 +396,7 @@ def _layers_effect(config: Mapping[str, Any]) -> str:
 
 
 def _training_mistakes(config: Mapping[str, Any]) -> Wrong:
-    """Fields with another value than the training had."""
+    """Mistakes for fields with another value than in the training."""
     trained = table_of(config, "dflow").get("trained")
     if not isinstance(trained, Mapping):
         return
@@ -410,7 +413,7 @@ def _training_mistakes(config: Mapping[str, Any]) -> Wrong:
 
 
 def _unknown_fields(config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Fields that the contract does not name, at the top and in both nests."""
+    """Warnings for fields that the serving contract does not know, at the top and in both nested tables."""
     fields = example(config)
     places = [("", config, fields)]
     places += [(f"{nest}.", table_of(config, nest), fields[nest]) for nest in NESTS if nest in fields]
@@ -425,19 +428,19 @@ def _unknown_fields(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _without(name: str, config: Mapping[str, Any]) -> str:
-    """What SGLang does without a field, by its name with the table in which it stands."""
+    """A text on what SGLang does if a field is missing. name: with the table that holds it."""
     own: Mapping[str, str] = contract_part(config, "MISSING")
     return own.get(name) or EFFECTS.get(_last(name), (DEFAULT, ""))[0]
 
 
 def _with_wrong(name: str, config: Mapping[str, Any]) -> str:
-    """What SGLang does with a wrong value of a field."""
+    """A text on what SGLang does with a wrong value of a field."""
     own: Mapping[str, str] = contract_part(config, "WRONG")
     return own.get(_last(name)) or EFFECTS.get(_last(name), ("", UNKNOWN))[1]
 
 
 def _trained_fields(config: Mapping[str, Any]) -> dict[str, str]:
-    """What is recorded of a training, and where config.json has it: the fields of DraftConfig and the algorithm's."""
+    """The trained fields, of DraftConfig and of the algorithm, with their places in config.json."""
     of_backbone = [attribute.name for attribute in attrs.fields(DraftConfig) if attribute.name != ALGORITHM]
     places = {name: full_name(name, config) for name in of_backbone}
     present = set(_names(example(config)))
@@ -447,7 +450,7 @@ def _trained_fields(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _fields_digest(trained: Mapping[str, Any]) -> str:
-    """sha256 over the fields as JSON with sorted names."""
+    """The sha256 of the fields as JSON with sorted names."""
     return hashlib.sha256(json.dumps(trained, sort_keys=True).encode()).hexdigest()
 
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 
 class Drawn(nn.Module, ABC):
-    """A module that draws its own start values.
+    """A module that draws its own initial weights.
 
-    hidden_matrices: which of its parameters turn hidden states into others, as Muon's update is meant for; not tables
-    with a row a token. undecayed: those without weight decay. Both by their names in the module.
+    hidden_matrices: its parameters that map hidden states to hidden states, for which Muon's update is made; not tables
+    with a row for each token. undecayed: parameters without weight decay.
     """
 
     hidden_matrices: ClassVar[tuple[str, ...]] = ()
@@ -21,7 +21,7 @@ class Drawn(nn.Module, ABC):
 
     @abstractmethod
     def draw(self, generator: torch.Generator, std: float) -> None:
-        """Set all parameters; std: of the backbone's matrices. Called without gradients."""
+        """Set all parameters to initial values. std: of the backbone's matrices. Called without gradients."""
 
 
 def added_parameters(model: nn.Module) -> frozenset[str]:
@@ -47,18 +47,18 @@ def _drawn(model: nn.Module) -> list[tuple[str, Drawn]]:
 
 
 class Around(Drawn):
-    """Goes around one sublayer: N blocks, K slots of a block, M hidden size.
+    """A module around one sublayer of a layer, before and after it. N blocks, K slots, hidden size M.
 
-    reach: how many slots before its own a slot reads on the way in, the same way in every slot, and what `leave` needs
-    is [N, K, ...], a row for each slot; None: any slots, and anything.
+    reach: how many earlier slots the input of a slot reads, the same in every slot; `leave` then needs a row for each
+    slot, [N, K, ...]. None: any slots, and any data.
     """
 
     reach: int | None = None
 
     @abstractmethod
     def enter(self, x_NKM: Tensor) -> tuple[Tensor, Tensor]:
-        """The sublayer's input [N, K, M] from the normed one, and what `leave` needs of it."""
+        """The sublayer's input [N, K, M], made from the normed hidden states, and data that `leave` needs."""
 
     @abstractmethod
     def leave(self, y_NKM: Tensor, kept: Tensor) -> Tensor:
-        """What is added to the residual stream, from the sublayer's output."""
+        """The addition to the residual stream, computed from the sublayer's output."""

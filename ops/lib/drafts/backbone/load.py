@@ -26,11 +26,11 @@ Stored = Mapping[str, tuple[tuple[int, ...], str]]  # name -> shape, safetensors
 
 
 def load_draft(directory: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> DraftModel:
-    """The draft of a serving directory, frozen.
+    """Load the draft of a serving directory, without gradients.
 
-    Raises ConfigError for an invalid config.json, and DataError where a file is missing or damaged, or where a tensor
-    is missing, unexpected or of another shape: an engine loads such a draft without an error, and then accepts almost
-    none of its proposals.
+    Raises ConfigError for an invalid config.json, and DataError where a file is missing or damaged, or a tensor is
+    missing, unexpected or of another shape. An engine would load such a draft silently, and then accept almost none of
+    its proposals.
     """
     draft = DraftModel(from_serving(read_config(directory)))
     try:
@@ -50,7 +50,7 @@ def read_config(directory: Path) -> Mapping[str, Any]:
 
 
 def import_record(directory: Path) -> Mapping[str, Any] | None:
-    """What `load_draft` wrote of a draft that was trained elsewhere, None of any other; raises as `read_config`."""
+    """The record that `load_draft` wrote about a draft trained elsewhere; None for others. Raises as `read_config`."""
     record = read_config(directory).get("dflow")
     imported = record.get("imported") if isinstance(record, Mapping) else None
     return imported if isinstance(imported, Mapping) else None
@@ -78,7 +78,7 @@ def stored_tensors(path: Path) -> Stored:
 
 
 def tensors_digest(path: Path) -> str:
-    """sha256 over name, dtype, shape and bytes of every tensor, in the order of the names."""
+    """The sha256 of name, dtype, shape and bytes of every tensor, in the order of the names."""
     digest = hashlib.sha256()
     with safe_open(path, framework="pt") as tensors:
         for name in sorted(tensors.keys()):
@@ -96,11 +96,11 @@ def random_draft(config: DraftConfig, seed: int, device: str = "cpu", dtype: tor
 
 
 def load_weights(model: DraftModel, directory: Path) -> None:
-    """Load the weights of an exported draft or a DraftCheckpoint into a model that will be trained (a warm start).
+    """Load the weights of an exported draft or a DraftCheckpoint into a model to be trained (a warm start).
 
-    Any algorithm may start from a plain DFlash draft. The model may be sharded; its dtype stays, whatever the stored
-    one is. Their configs fit: `conflicts` of train_dflash has compared them. Raises DataError where files or tensors
-    are missing, unexpected or damaged.
+    Any algorithm may start from a plain DFlash draft. The model may be sharded, and keeps its dtype. `conflicts` of
+    train_dflash has already compared the configs. Raises DataError where files or tensors are missing, unexpected or
+    damaged.
     """
     for name in (CONFIG, WEIGHTS):
         if not (directory / name).is_file():

@@ -40,14 +40,14 @@ AttendBlocks = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int | None], Te
 
 
 class Linear(nn.Linear):
-    """x W^T in the dtype of x."""
+    """A linear layer, x W^T + b, computed in the dtype of x."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, in the dtype of x."""
+    """A norm layer, x / rms(x) * weight over the last dimension, in the dtype of x."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -59,11 +59,11 @@ class RMSNorm(nn.Module):
 
 
 def table_rows(table_VR: Tensor, tokens: Tensor, dtype: torch.dtype) -> Tensor:
-    """The rows of a table at some tokens, [..., R] in `dtype`; the way to read a trained table by row.
+    """The rows of a trained table at some tokens, [..., R] in `dtype`.
 
-    Its gradient adds up what all uses of a row give in float32 at least, in the same order every time, and is rounded
-    to the table's dtype once. That of `table_VR[tokens]` is rounded at every addition: in bfloat16 a row that is read a
-    thousand times in a step is off by several percent.
+    Its gradient sums all uses of a row in float32 at least, always in the same order, and is rounded once to the
+    table's dtype. The gradient of `table_VR[tokens]` would be rounded at every addition: in bfloat16, a row read a
+    thousand times in a step would be off by several percent.
     """
     rows: Tensor = _TableRows.apply(table_VR, tokens, dtype)
     return rows
@@ -86,7 +86,7 @@ class _TableRows(torch.autograd.Function):
 
 
 class Attention(nn.Module):
-    """The projections around attention; the softmax itself is given to `DraftModel.forward_blocks`."""
+    """The projections around attention; the attention function itself is passed to `DraftModel.forward_blocks`."""
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps)
 
     def queries(self, x: Tensor) -> Tensor:
-        """[..., H, D], normed, not yet rotated."""
+        """The queries [..., H, D], normed but not yet rotated."""
         return self.q_norm(self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)))
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,7 +114,7 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """down(silu(gate(x)) * up(x))."""
+    """An MLP: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -127,14 +127,14 @@ class SwiGLU(nn.Module):
 
 
 class Layer(nn.Module):
-    """A Qwen3-style decoder layer; only the block is normed by input_layernorm, the context comes as it is.
+    """A Qwen3-style decoder layer. Only the block passes input_layernorm; the context is used as it comes.
 
-    `project_first`, `project` and `finish` are the computation per slot, before and after the attention;
-    they can be compiled without a graph break. Slots lie in one dimension, so that one graph serves all of them and
-    the few that the last layer computes. With `around`, a slot reads those before it in its block: `project_around`
-    and `finish_around` take whole blocks.
+    `project_first`, `project` and `finish` compute each slot by itself, before and after the attention, and compile
+    without a graph break. Slots form one dimension, so that one graph serves all of them and the few that the last
+    layer computes. With `around`, a slot reads earlier slots of its block, so `project_around` and `finish_around` take
+    whole blocks.
 
-    around: what goes around the attention and the MLP, by its name among the layer's tensors; empty for plain layers.
+    around: modules around the attention and the MLP, by their names among the layer's tensors; empty for plain layers.
     """
 
     def __init__(self, config: DraftConfig, window: int | None, around: Mapping[str, Around]) -> None:
@@ -149,9 +149,9 @@ class Layer(nn.Module):
             self.add_module(name, module)
 
     def project_first(self, distinct: Tensor, cos_X1Z: Tensor, sin_X1Z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`project` for the first layer, whose mask slots are alike: they are normed and projected once.
+        """Queries, keys and values of the first layer; its mask slots are equal, so that they are computed only once.
 
-        distinct: [N + 1, M], slot 0 of every block, then one row for all other slots.
+        distinct: [N + 1, M]: slot 0 of every block, then one row for all other slots.
         """
         x = self.input_layernorm(distinct)
         block_size = len(cos_X1Z) // (len(distinct) - 1)
@@ -171,7 +171,9 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def project_around(self, x_NKM: Tensor, cos_X1Z: Tensor, sin_X1Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Does as `project` does, for whole blocks, and returns what `finish_around` needs as well."""
+        """Queries, keys and values of whole blocks, as `project` gives them, and the data that
+        `finish_around` needs.
+        """
         y_NKM, kept = self._around(0).enter(self.input_layernorm(x_NKM))
         y_XM = y_NKM.flatten(0, 1)
         k, v = self.self_attn.keys_values(y_XM)
@@ -180,7 +182,7 @@ class Layer(nn.Module):
     def project_around_first(
         self, x_NKM: Tensor, cos_X1Z: Tensor, sin_X1Z: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """`project_around` for the first layer, where slots that read nothing but mask slots are alike."""
+        """The results of `project_around` for the first layer, where slots that read only mask slots are equal."""
         K, reach = x_NKM.shape[1], self._around(0).reach
         if reach is None or K <= reach + 2:
             return self.project_around(x_NKM, cos_X1Z, sin_X1Z)
@@ -192,7 +194,7 @@ class Layer(nn.Module):
         return rotate(q, cos_X1Z, sin_X1Z), rotate(k, cos_X1Z, sin_X1Z), v, kept
 
     def finish_around(self, x_NKM: Tensor, mixed_NKC: Tensor, kept: Tensor) -> Tensor:
-        """Does as `finish` does, for whole blocks."""
+        """The layer's output after the attention for whole blocks, as `finish` gives it."""
         x_NKM = x_NKM + self._around(0).leave(self.self_attn.o_proj(mixed_NKC), kept)
         y_NKM, kept = self._around(1).enter(self.post_attention_layernorm(x_NKM))
         return x_NKM + self._around(1).leave(self.mlp(y_NKM), kept)
@@ -204,7 +206,9 @@ class Layer(nn.Module):
 
 
 class DraftModel(nn.Module):
-    """The draft without embedding and head, which are the target's. Random weights until a state dict is loaded."""
+    """The draft model without embedding and head, which are the target's. Random weights until a state dict
+    is loaded.
+    """
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -225,9 +229,9 @@ class DraftModel(nn.Module):
         self._frequencies_on: dict[torch.device, Tensor] = {}
 
     def initialise(self, seed: int, std: float = 0.02) -> None:
-        """Draw every matrix from N(0, std), by one generator on the CPU; norms stay at one, biases become zero.
+        """Draw every matrix from N(0, std) with one CPU generator; norms stay one, biases become zero.
 
-        What the algorithm adds is drawn behind the backbone, which is the same for every algorithm.
+        The algorithm's own parameters are drawn last, so that the backbone is the same for every algorithm.
         """
         generator = torch.Generator().manual_seed(seed)
         added = [module for module in self.modules() if isinstance(module, Drawn)]
@@ -244,7 +248,7 @@ class DraftModel(nn.Module):
                 module.draw(generator, std)
 
     def compile_layers(self) -> None:
-        """Compile the computation per slot, with dynamic sizes."""
+        """Compile the parts of each layer that work on single slots, with dynamic sizes."""
         for layer in self.layers:
             for name in (
                 ("project_around_first", "project_around", "finish_around")
@@ -254,10 +258,10 @@ class DraftModel(nn.Module):
                 setattr(layer, name, compiled(getattr(layer, name)))
 
     def context_kv(self, features_TF: Tensor, positions_T: Tensor) -> ContextKV:
-        """Per layer the context's keys (normed, rotated) and values, each [G, T, D].
+        """The context's keys (normed, rotated) and values of each layer, each [G, T, D].
 
-        features_TF are the target's, the layers concatenated in the order of target_layer_ids; positions_T are
-        absolute. A decoder appends to the result along dimension -2 as tokens are accepted.
+        features_TF: the target's features, layers concatenated in the order of target_layer_ids. positions_T: absolute.
+        While decoding, accepted tokens are appended along dimension -2.
         """
         x_TM = self.hidden_norm(self.fc(features_TF))
         rope = self._rope(positions_T, x_TM.dtype)
@@ -275,11 +279,11 @@ class DraftModel(nn.Module):
         activation_checkpointing: bool = False,
         block_size: int | None = None,
     ) -> Tensor:
-        """Hidden states after the final norm, [W, M], of the slots rows_W (flat: n * K + k, K of the layout's queries).
+        """Hidden states [W, M], after the final norm, of the slots rows_W (flat: n * K + k, K the layout's queries).
 
-        Slot 0 of a block has its anchor's embedding and position positions_N, its other slots have the mask token's
-        embedding. `attend` mixes the blocks with the context's keys and values of a layer. block_size: verified tokens;
-        default: the config's.
+        Slot 0 of a block has its anchor's embedding at position positions_N; the other slots have the mask token's.
+        attend: mixes the blocks with a layer's context keys and values. block_size: tokens to verify; default: the
+        config's.
         """
         slots_K = torch.arange(self.config.layout(block_size).queries, device=positions_N.device)
         rope = self._rope((positions_N[:, None] + slots_K).flatten(), anchor_embeds_NM.dtype)
@@ -325,7 +329,7 @@ class DraftModel(nn.Module):
         block_size: int | None = None,
         block_offset: int = 0,
     ) -> Tensor:
-        """Hidden states after the final norm, [K - 1, M], that predict one block behind the whole context.
+        """The states after the final norm, [K - 1, M], that predict one block after the whole context.
 
         block_size: K; default: the config's. block_offset: added to the positions of the slots.
         """
@@ -356,7 +360,7 @@ class DraftModel(nn.Module):
         attend: AttendBlocks,
         rows_W: Tensor | None,
     ) -> Tensor:
-        """One layer. project: from cos and sin to the queries, keys and values of x_XM.
+        """One layer's output. project: maps cos and sin to the queries, keys and values of x_XM.
 
         With rows_W only these slots continue after the attention, and the result is [W, M].
         """
@@ -377,7 +381,9 @@ class DraftModel(nn.Module):
         v_GTD: Tensor,
         attend: AttendBlocks,
     ) -> Tensor:
-        """One layer with modules around its sublayers, which read slots from before. project: of whole blocks."""
+        """One layer's output, for a layer whose modules around the sublayers read earlier slots. project: of whole
+        blocks.
+        """
         x_NKM = x_XM.unflatten(0, (-1, block_size))
         *projected, kept = project(x_NKM, *rope)
         q, k, v = (part.unflatten(0, (-1, block_size)) for part in projected)
@@ -385,7 +391,7 @@ class DraftModel(nn.Module):
         return layer.finish_around(x_NKM, mixed_NKC, kept).flatten(0, 1)
 
     def _rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin for positions [P], [P, 1, Z]."""
+        """cos and sin of the rotary angles for positions [P], [P, 1, Z] each."""
         device = positions.device
         if device not in self._frequencies_on:
             self._frequencies_on[device] = to_device(self.frequencies, device)
@@ -393,12 +399,12 @@ class DraftModel(nn.Module):
 
 
 def repeat_last(part_NJ: Tensor, block_size: int) -> Tensor:
-    """[N, K, ...] from the first slots of every block: the last of them in all others."""
+    """Blocks [N, K, ...] from their first J slots, [N, J, ...]: the last of these fills all other slots."""
     N, J = part_NJ.shape[:2]
     return torch.cat((part_NJ, part_NJ[:, -1:].expand(N, block_size - J, *part_NJ.shape[2:])), dim=1)
 
 
 def _spread(distinct: Tensor, block_size: int) -> Tensor:
-    """[X, ...] from [N + 1, ...]: row n in slot 0 of block n, the last row in all other slots."""
+    """Slots [X, ...] from [N + 1, ...]: row n becomes slot 0 of block n, the last row all other slots."""
     first, others = distinct[:-1, None], distinct[-1:, None]
     return torch.cat((first, others.expand(len(first), block_size - 1, *distinct.shape[1:])), dim=1).flatten(0, 1)

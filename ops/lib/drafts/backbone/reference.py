@@ -57,9 +57,9 @@ BlockLosses = Callable[..., tuple[Tensor, Tensor]]
 
 @frozen(eq=False)
 class Sample:
-    """Sample of a training, for the slow reference.
+    """A training sample for the slow reference.
 
-    features_SF: the target's; anchors_A: int64 positions, possibly none; teacher_SM: final normed states, for KL.
+    features_SF: the target's features. anchors_A: int64 positions, maybe none. teacher_SM: final normed states, for KL.
     """
 
     features_SF: Tensor
@@ -71,9 +71,9 @@ class Sample:
 
 @frozen(eq=False)
 class Step:
-    """loss = numerator / denominator, or a differentiable 0 where no slot has a weight.
+    """The outcome of a step: loss = numerator / denominator, or a differentiable 0 where no slot has a weight.
 
-    correct_K and seen_K, int64: slots with a weight whose best token is the label, and slots with a weight.
+    seen_K, int64: weighted slots by place in the block. correct_K: those whose best token is the label.
     """
 
     loss: Tensor
@@ -98,7 +98,7 @@ def reference_step(
     dpace_alpha: float = 0.5,
     own: Terms | None = None,
 ) -> Step:
-    """The loss of a batch of at least one sample, differentiable with respect to the weights.
+    """The loss of a batch of samples by a slow reference; differentiable with respect to the weights.
 
     weights: the tensors of the serving contract; their dtype is that of the computation, and the softmax over the
     vocabulary is in float32 at least. teacher, with its bias: what the target's logits are made by.
@@ -145,11 +145,11 @@ def reference_step(
 
 
 def reference_slot_losses(kind: LossKind, logits_NV: Tensor, labels_N: Tensor, teacher_NV: Tensor | None) -> Tensor:
-    """The loss of each slot, differentiable, before the weights: of the logits, with their bias if there is one.
+    """The loss of each slot before weighting, differentiable. logits_NV: with their bias, if there is one.
 
-    teacher_NV: the target's logits, for the kinds that read them. With q the draft's probabilities and p the target's:
-    kl: sum p log(p / q). l1: sum |q - p|. lk: w KL + (1 - w) l1 / 2, w = exp(-3 a), a = sum min(p, q) without
-    gradient. nla: -log a. All others: the cross-entropy.
+    teacher_NV: the target's logits, for the kinds that need them. With q the draft's probabilities and p the target's:
+    kl: sum p log(p / q). l1: sum |q - p|. lk: w KL + (1 - w) l1 / 2, w = exp(-3 a), a = sum min(p, q) without gradient.
+    nla: -log a. All others: the cross-entropy.
     """
     log_q_NV = logits_NV.log_softmax(-1)
     if kind not in ("kl", "l1", "lk", "nla"):
@@ -166,7 +166,7 @@ def reference_slot_losses(kind: LossKind, logits_NV: Tensor, labels_N: Tensor, t
 
 
 def dpace_weights(ce_NK: Tensor, valid_NK: Tensor, alpha: float) -> Tensor:
-    """D-PACE's weight of every slot; the block ends at its first slot without a weight."""
+    """D-PACE's weight of every slot, by the reference; a block ends at its first slot without a weight."""
     smoothed_NK = (1 - alpha) * torch.exp(-ce_NK) + alpha
     # Slot 0 is given: a factor of 1. Behind the last valid slot every product is 0.
     factors_NK = torch.where(valid_NK, smoothed_NK, 0)
@@ -178,7 +178,7 @@ def dpace_weights(ce_NK: Tensor, valid_NK: Tensor, alpha: float) -> Tensor:
 def reference_hidden(
     weights: Mapping[str, Tensor], config: DraftConfig, embed_VM: Tensor, samples: Sequence[Sample]
 ) -> Tensor:
-    """Hidden states after the final norm of all slots of all blocks, [N, K, M]; K: slots of the layout."""
+    """The hidden states after the final norm of all slots of all blocks, [N, K, M]; K: slots of the layout."""
     dtype = weights["fc.weight"].dtype
     K, eps = config.layout().queries, config.rms_norm_eps
     own_reference = sys.modules[part_of(config.algorithm, "reference:__name__")]
@@ -205,7 +205,7 @@ def reference_hidden(
 
 
 def _enter_plain(own: Mapping[str, Tensor], sublayer: str, x_NKM: Tensor) -> tuple[Tensor, Any]:
-    """Input of a sublayer, "attention" or "mlp", with nothing around it; own: the tensors of the layer."""
+    """The unchanged input of a sublayer, "attention" or "mlp", without a module around it. own: the layer's tensors."""
     return x_NKM, None
 
 
@@ -214,7 +214,7 @@ def _leave_plain(own: Mapping[str, Tensor], sublayer: str, y_NKM: Tensor, kept: 
 
 
 def visible(samples: Sequence[Sample], block_size: int, window: int | None) -> Tensor:
-    """Which keys each slot sees, bool [Q, L] over [all contexts | all blocks]."""
+    """A mask of the keys that each slot sees, bool [Q, L] over [all contexts | all blocks]."""
     counts = torch.tensor([len(sample.anchors_A) for sample in samples])
     lengths = torch.tensor([len(sample.input_ids_S) for sample in samples])
     sample_T = torch.arange(len(samples)).repeat_interleave(lengths)
@@ -270,7 +270,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rotation(config: DraftConfig, positions_L: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin, [L, 1, Z / 2], of rotary size Z; the angles are computed in float32, in float64 for float64."""
+    """cos and sin of the rotary angles, [L, 1, Z / 2] for rotary size Z; the angles have at least float32."""
     frequencies, scale = rope_frequencies(config)
     precise = torch.promote_types(dtype, torch.float32)
     angles = positions_L[:, None, None].to(precise) * frequencies.to(precise)
@@ -278,14 +278,14 @@ def _rotation(config: DraftConfig, positions_L: Tensor, dtype: torch.dtype) -> t
 
 
 def _turn(x_LHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Applies RoPE: the pair (x[i], x[i + Z/2]) is turned by its angle; dimensions from Z on pass."""
+    """Apply RoPE: each pair (x[i], x[i + Z/2]) is rotated by its angle; dimensions from Z on stay."""
     half = cos.shape[-1]
     a, b, passed = x_LHD[..., :half], x_LHD[..., half : 2 * half], x_LHD[..., 2 * half :]
     return torch.cat((a * cos - b * sin, b * cos + a * sin, passed), dim=-1)
 
 
 def _teacher(sample: Sample, block_size: int) -> Tensor:
-    """The target's state that predicts each slot, [A, K, M]; some other one where the slot has no weight."""
+    """The target's state that predicts each slot, [A, K, M]; an arbitrary one where the slot has no weight."""
     if sample.teacher_SM is None:
         raise DataError("this loss needs the target's final hidden states of every sample")
     positions_AK = sample.anchors_A[:, None] + torch.arange(block_size) - 1

@@ -14,7 +14,7 @@ from ops.lib.drafts.backbone.config import DraftConfig
 
 
 def rope_frequencies(config: DraftConfig) -> tuple[Tensor, float]:
-    """Inverse frequencies, float32 [Z / 2], and the factor that cos and sin are multiplied by.
+    """The inverse RoPE frequencies, float32 [Z / 2], and the factor for cos and sin.
 
     Source of the scaled kinds: transformers, modeling_rope_utils.
     """
@@ -42,7 +42,7 @@ def rotation(frequencies: Tensor, scale: float, positions_P: Tensor, dtype: torc
 
 
 def rotate(x_PHD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the first Z dimensions of every head, pairing dimension i with i + Z / 2; the others pass."""
+    """Rotate the first Z dimensions of every head, pairing dimension i with i + Z / 2; the others stay."""
     size = cos.shape[-1]
     turned, passed = x_PHD[..., :size], x_PHD[..., size:]
     half = size // 2

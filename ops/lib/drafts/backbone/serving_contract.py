@@ -68,7 +68,9 @@ STRAY_MASK = (
 
 @frozen
 class ServedTarget:
-    """What the contract needs of the target. pad_token_ids: those of its config and of the prompts' tokens."""
+    """The facts about the target that the serving contract needs. pad_token_ids: of its config and of the prompts'
+    tokens.
+    """
 
     info: Mapping[str, Any]
     digest: str
@@ -92,10 +94,10 @@ class ServedTarget:
 
 
 def check_serving(directory: Path, target: TargetModel, tokens: TokenShards | None = None) -> None:
-    """Check a serving directory against the contract and its target; tokens: of the prompts, for their pad id.
+    """Check a serving directory against the serving contract and its target. tokens: of the prompts, for their pad id.
 
-    Reads everything, the tensors' values included. Raises DataError that lists all mistakes, each with what SGLang
-    would do about it and with its remedy.
+    Everything is read, even the tensors' values. Raises DataError that lists all mistakes, each with what SGLang would
+    do and how to correct it.
     """
     refuse(directory, serving_mistakes(directory, ServedTarget.of(target, tokens)), is_imported=is_imported(directory))
 
@@ -108,9 +110,7 @@ def is_imported(directory: Path) -> bool:
 
 
 def serving_mistakes(directory: Path, target: ServedTarget) -> list[Finding]:
-    """What is wrong with a serving directory: its files, config.json, the tensors, and then the folder of speculators'
-    format.
-    """
+    """All mistakes in a serving directory: files, config.json, tensors, and the folder in speculators' format."""
     plain, mistakes = _file_mistakes(directory, NEEDED, {MANIFEST, SPECULATORS})  # the store's manifest is not shipped
     config: dict[str, Any] = {}
     wrong_config: list[Finding] = []
@@ -138,10 +138,10 @@ def serving_mistakes(directory: Path, target: ServedTarget) -> list[Finding]:
 def _speculators_mistakes(
     folder: Path, shape: DraftConfig | None, dtype: str, verifier: Verifier, weights: Path | None
 ) -> list[Finding]:
-    """What is wrong with the folder of speculators' format.
+    """Mistakes in the folder in speculators' format.
 
-    shape, dtype: of the serving directory, None where its config.json is wrong. weights: its tensors, None where they
-    are wrong.
+    shape, dtype: of the serving directory, None if its config.json is wrong. weights: its tensors, None if they are
+    wrong.
     """
     if folder.is_symlink() or not folder.is_dir():
         return [mistake(SPECULATORS, "is missing", "finds no draft in this format", engine=ENGINE)]
@@ -155,7 +155,7 @@ def _speculators_mistakes(
 
 
 def formats_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The formats of an export, by its config.json: the contract's own, and others as folders beside it."""
+    """The formats of an export, from its config.json: the main one, and others that lie in subfolders."""
     named = table_of(config, "dflow").get("formats")
     return tuple(map(str, named)) if isinstance(named, list) else (SGLANG,)
 
@@ -163,7 +163,7 @@ def formats_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 def _file_mistakes(
     directory: Path, needed: Mapping[str, str], passed: set[str], prefix: str = "", engine: str = "SGLang"
 ) -> tuple[set[str], list[Finding]]:
-    """The regular files among those that are needed, and what is wrong with the names in a directory.
+    """The required files that exist as regular files, and the mistakes among the names in a directory.
 
     needed: name -> what the engine does without it. passed: names that are checked elsewhere.
     """
@@ -181,7 +181,7 @@ def _file_mistakes(
 
 
 def _is_plain(path: Path) -> bool:
-    """Whether it is a regular file: a link may be broken, here or once the draft is shipped."""
+    """Whether a path is a regular file; a link may be broken, now or after the draft is shipped."""
     return path.is_file() and not path.is_symlink()
 
 
@@ -212,7 +212,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], list[Finding]]:
 
 
 def _read_json(path: Path, prefix: str = "", engine: str = "SGLang") -> tuple[dict[str, Any], list[Finding]]:
-    """A config.json, or why there is none."""
+    """A config.json and no mistakes; or an empty object, and why it cannot be read."""
     try:
         config = read_json(path)
     except (OSError, ValueError) as error:
@@ -249,9 +249,9 @@ COPY = "silently leaves a missing tensor with arbitrary values, and loads what f
 
 
 def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Finding]:
-    """What is wrong with the tensors beside a config.json.
+    """The mistakes in the tensors that belong to a config.json.
 
-    If the config lacks a size, also one of the algorithm, they cannot be compared; the config's own mistakes report it.
+    If the config lacks a size, the tensors cannot be compared; the check of the config reports that.
     """
     ids = lookup(config, full_name("target_layer_ids", config))[1]
     if not isinstance(ids, list) or not all(type(config.get(name)) is int for name in SHAPE_FIELDS):
@@ -280,7 +280,7 @@ def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Finding]:
 
 
 def value_mistakes(path: Path) -> list[Finding]:
-    """The tensors with non-finite values. Reads all tensors, one after the other."""
+    """Mistakes for tensors with non-finite values. Reads all tensors, one after another."""
     mistakes = []
     with safe_open(path, framework="pt") as tensors:
         for name in sorted(tensors.keys()):
@@ -302,7 +302,9 @@ def value_mistakes(path: Path) -> list[Finding]:
 
 
 def tensors_digest_mistakes(config: Mapping[str, Any], found: str) -> list[Finding]:
-    """Whether tensors of this digest are those that were exported; not checked if the config has no digest of them."""
+    """A mistake if the tensors' digest differs from the one recorded at the export; empty if the config
+    records none.
+    """
     digests = table_of(config, "dflow").get("digest")
     if not isinstance(digests, Mapping) or "tensors" not in digests:
         return []  # the config's own mistakes report it
@@ -318,7 +320,7 @@ def _tensor_mistake(name: str, wrong: str, effect: str) -> Finding:
 
 
 def _other_tensors(path: Path, weights: Path) -> Iterator[Finding]:
-    """What in the folder of speculators' format is not in the file of the serving directory, and what lacks."""
+    """Mistakes for tensors in the folder in speculators' format that differ from the serving directory's."""
 
     def wrong(what: str, effect: str = COPY, name: str = "") -> Finding:
         return mistake(f"{FOLDER}/{WEIGHTS}", what, effect, part=name, engine=ENGINE)

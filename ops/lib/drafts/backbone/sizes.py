@@ -65,7 +65,7 @@ def expected_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def draft_parameters(config: DraftConfig) -> int:
-    """Trained weights: without embedding and head, which are the target's."""
+    """The number of trained weights; embedding and head are the target's."""
     return sum(map(prod, expected_shapes(to_serving(config)).values()))
 
 
@@ -78,7 +78,10 @@ def step_flops(
     *,
     with_teacher: bool = False,
 ) -> float:
-    """FLOPs of forward and backward; prefix_tokens_sum is C, the sum over the blocks of the context each one sees."""
+    """The FLOPs of a step's forward and backward pass.
+
+    prefix_tokens_sum: the sum over blocks of the context that each one sees.
+    """
     K, M, D = config.layout().queries, config.hidden_size, config.head_dim
     H, G = config.num_attention_heads, config.num_key_value_heads
     slots = blocks * K

@@ -62,19 +62,21 @@ NOT_THIS = 'leave "speculators" out of formats of export_draft, and write the ex
 
 @frozen
 class Verifier:
-    """The target, as the format names it: None without a model id, since a path is of one machine."""
+    """The target as the format speculators names it. name_or_path: None without a model id, as a path is of one
+    machine.
+    """
 
     name_or_path: str | None
     architectures: tuple[str, ...]
 
     @classmethod
     def of(cls, info: Mapping[str, Any], config: Mapping[str, Any]) -> Verifier:
-        """Verifier from the target's target.json and config.json."""
+        """Make it from the target's target.json and config.json."""
         return cls(info.get("model_id"), tuple(config.get("architectures") or ()))
 
 
 def to_speculators(config: DraftConfig, dtype: str, verifier: Verifier) -> dict[str, Any]:
-    """The config.json; `unwritable` says which drafts have none."""
+    """The config.json in the format of speculators; `unwritable` tells which drafts have none."""
     scaling, layout, algorithm = dict(config.rope_scaling or {}), config.layout(), config.algorithm
     assert isinstance(algorithm, InSpeculators)
     return {
@@ -110,7 +112,7 @@ def to_speculators(config: DraftConfig, dtype: str, verifier: Verifier) -> dict[
 
 
 def unwritable(config: DraftConfig) -> Iterator[str]:
-    """Why the format cannot express a draft; nothing where it can."""
+    """The reasons why the format of speculators cannot express a draft; empty if it can."""
     if not isinstance(config.algorithm, InSpeculators):
         yield f"algorithm: {config.algorithm.name}, which speculators does not have"
     if config.slides and FULL_ATTENTION in config.layer_types:
@@ -138,7 +140,7 @@ def unwritable(config: DraftConfig) -> Iterator[str]:
 def speculators_mistakes(
     written: Mapping[str, Any], config: DraftConfig, dtype: str, verifier: Verifier
 ) -> Iterator[Finding]:
-    """What is wrong with a config.json in this format. config, dtype: of the serving directory."""
+    """Mistakes in a config.json in the format of speculators. config, dtype: of the serving directory."""
     unfit = list(unwritable(config))
     if unfit:
         yield from (_mistake(f"cannot hold this draft: {why}", OTHER_DRAFT, NOT_THIS) for why in unfit)
@@ -158,7 +160,7 @@ def _mistake(wrong: str, effect: str, remedy: str = REWRITE, part: str = "") -> 
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables by dotted names; a list counts as one value."""
+    """The values of nested tables by dotted names; a list is one value."""
     flat: dict[str, Any] = {}
     for name, value in table.items():
         if isinstance(value, Mapping):

@@ -41,14 +41,15 @@ BlockLosses = Callable[[DraftModel, Asked, AnyHead, Loss], Outcome]
 
 @frozen(eq=False)
 class MicroBatch:
-    """What one rank computes in one pass; every tensor on the rank's device but those of `seen`.
+    """The data that one rank computes in one pass; every tensor except `seen` is on the rank's device.
 
-    features_tF: the rank's slice of the packed context, in the dtype to compute in; positions_t: absolute positions.
-    seen: per SP rank, what its blocks see. anchor_ids, positions int64 [N]: the anchors' tokens and absolute positions;
-    labels int64 [N, K]; weights float32 [N, K], 0 for slot 0. teacher_UM: the target's final hidden states, where the
-    loss asks for the target's distribution; teacher_rows_NK, int64: which of them predicts each slot's token. weighted:
-    the slots with a weight; default: made of labels and weights, which waits for their device. alike_W, int64, on the
-    CPU: the teacher's row of each weighted slot; default: read from its device.
+    features_tF: the rank's slice of the packed context, in the computing dtype. positions_t: absolute positions. seen:
+    for each SP rank, the context that its blocks see. anchor_ids, positions int64 [N]: the anchors' tokens and absolute
+    positions. labels int64 [N, K]; weights float32 [N, K], 0 for slot 0.
+    teacher_UM: the target's final hidden states, if the loss needs the target's distribution. teacher_rows_NK, int64:
+    the teacher's row for each slot's token. weighted: the weighted slots; by default found from labels and weights,
+    which waits for the device. alike_W, int64, on the CPU: the teacher's row of each weighted slot; by default read
+    from its device.
     """
 
     features_tF: Tensor
@@ -69,14 +70,17 @@ class MicroBatch:
 
 
 def rows_alike(teacher_rows_NK: Tensor | None, weighted: Weighted) -> Tensor | None:
-    """Computes `MicroBatch.alike_W`."""
+    """The teacher's row of each weighted slot, for `MicroBatch.alike_W`; None without a teacher."""
     return None if teacher_rows_NK is None else teacher_rows_NK.flatten().index_select(0, weighted.rows_W).cpu()
 
 
 @frozen(eq=False)
 class Slots:
-    """The outcome of a micro-batch on one rank: sum(w * CE), float64 []; per weighted slot its number, from 1, whether
-    the draft would propose the label, its loss before any weight, and the algorithm's metrics."""
+    """The outcome of a micro-batch on one rank.
+
+    loss: sum(w * CE), float64 []. For each weighted slot: slots_W: its place in the block, from 1; correct_W: whether
+    the draft would propose the label; losses_W: its loss before weighting; found: the algorithm's metrics.
+    """
 
     loss: Tensor
     slots_W: Tensor
@@ -87,10 +91,10 @@ class Slots:
 
 @frozen(eq=False)
 class Chunk:
-    """Some blocks of a micro-batch, at least two, and at least two of their slots.
+    """Some blocks of a micro-batch: at least two blocks, and at least two slots to compute.
 
-    rows_W: the slots to compute, n * K + k: the weighted ones, ascending, then others if there are fewer than two.
-    weighted: how many those are. The other fields are as in MicroBatch; in alike_W no other slot is like those.
+    rows_W: those slots as n * K + k: the weighted ones, ascending, and others if there are fewer than two. weighted:
+    the number of weighted ones. Other fields are as in MicroBatch; in alike_W further slots equal no other slot.
     """
 
     seen: tuple[ContextRange, ...]
@@ -109,8 +113,8 @@ class Chunk:
 class Engine:
     """The draft, the target's frozen ends, and how to compute. head: as `Head.beside` gives it for this draft.
 
-    anchor_chunk: blocks in one pass, all of them where None. computing: entered around the passes of a step, with the
-    weights that it computes with inside.
+    anchor_chunk: blocks in one pass, None for all. computing: a context around the passes of a step, in which the
+    weights have their computing form.
     """
 
     model: DraftModel
@@ -132,8 +136,8 @@ class Engine:
     ) -> Slots:
         """Add the gradients of scale * sum(w * CE) to the parameters.
 
-        before_last is called before the last backward pass, that of the context, before_blocks before the last one of
-        blocks: the moments to let gradients be reduced over ranks.
+        before_blocks is called before the last backward pass of blocks, and before_last before the very last, that of
+        the context. From these moments on, gradients may be reduced over ranks.
         """
         context = self._context(batch)
         # In float32 at least, as every chunk adds to their gradients.
@@ -155,12 +159,12 @@ class Engine:
 
     @torch.no_grad()
     def measure(self, batch: MicroBatch) -> Slots:
-        """Slots of a micro-batch, without gradients."""
+        """The losses and metrics of a micro-batch's slots, without gradients."""
         context = self._context(batch)
         return _joined([self._blocks(chunk, context, batch.features_tF.dtype) for chunk in self._chunks(batch)])
 
     def _context(self, batch: MicroBatch) -> list[Tensor]:
-        """Keys and values of one layer after the other, as this rank attends to them."""
+        """The context's keys and values of all layers in one list, as this rank attends to them."""
         pairs = self.model.context_kv(batch.features_tF, batch.positions_t)
         return [tensor for pair in pairs for tensor in self.exchange.context(*pair)]
 
@@ -208,9 +212,9 @@ class Engine:
 
 
 def chunk_of(batch: MicroBatch, start: int, end: int) -> Chunk:
-    """The blocks [start, end) of a micro-batch; a single block gets another one of weight zero beside it.
+    """The blocks [start, end) of a micro-batch; a single block is joined by another one of weight zero.
 
-    A size of one would be a constant in a compiled graph, and cost one more graph.
+    A size of one would be a constant in a compiled graph, and so need another graph.
     """
     more = max(0, 2 - (end - start))
     K = batch.labels_NK.shape[1]
@@ -258,7 +262,7 @@ def _joined(outcomes: Sequence[Slots]) -> Slots:
 
 
 def queries(layout: Layout, rows_W: Tensor, block_size: int) -> Tensor:
-    """The slots that predict the tokens rows_W (n * K + k), as the model counts slots; some slot for the anchor."""
+    """The model's slot numbers for the tokens rows_W (n * K + k); an arbitrary slot for the anchor."""
     if layout.queries == block_size and not layout.shift:
         return rows_W
     block_W, token_W = rows_W // block_size, rows_W % block_size

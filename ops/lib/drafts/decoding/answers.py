@@ -19,14 +19,14 @@ NEAREST = 16  # tokens that are looked at for being near the best one: more do n
 
 @frozen(eq=False)
 class Nearest:
-    """The best tokens of each place, [B, K, N], the best one first, and the distances of their logits to its own."""
+    """The best tokens at each place, [B, K, N], the best first, and how far their logits lie below the best one."""
 
     tokens_BKN: Tensor
     distances_BKN: Tensor
 
     @property
     def margins_BK(self) -> Tensor:
-        """Margin between the two best logits, float32."""
+        """The distance between the two best logits, float32."""
         return self.distances_BKN[..., 1]
 
 
@@ -41,9 +41,10 @@ class _Growing:
 
 @define(eq=False)
 class Answers:
-    """One answer for each prompt. open: the prompts whose answers go on, in the order of the batch's rows.
+    """The growing answers to a batch of prompts. open: prompts whose answers continue, in the order of the batch's
+    rows.
 
-    within: tokens whose logits lie closer to the best one than this are kept in `Decoded.near`.
+    within: tokens whose logits are closer to the best one than this are kept in `Decoded.near`.
     """
 
     names: Sequence[str]
@@ -55,13 +56,13 @@ class Answers:
 
     @classmethod
     def of(cls, names: Sequence[str], most_tokens: int, eos_token_ids: frozenset[int], within: float = 0.0) -> Answers:
-        """Creates empty answers to the prompts of these names, each to end behind its EOS or with so many tokens."""
+        """Empty answers to the prompts with these names; each ends after EOS or with most_tokens tokens."""
         return cls(names, most_tokens, eos_token_ids, within, list(range(len(names))), [_Growing() for _ in names])
 
     def nearest(self, logits_BKV: Tensor) -> Nearest:
         """The target's best tokens for the next places of each open row.
 
-        Raises DataError where their logits are not finite; so this comes before a token is chosen.
+        Raises DataError where their logits are not finite, so call it before a token is chosen.
         """
         count = min(NEAREST if self.within > 0 else 2, logits_BKV.shape[-1])
         best_BKN, tokens_BKN = logits_BKV.float().topk(count)
@@ -70,17 +71,19 @@ class Answers:
         return nearest
 
     def check_draft(self, logits_BDV: Tensor) -> None:
-        """Raise DataError where the draft's logits behind the anchors are not finite."""
+        """Check that the draft's logits after the anchors are finite. Raises DataError."""
         check_finite(logits_BDV.amax(-1), "draft", logits_BDV.dtype, self._place)
 
     def add_one(self, tokens_B: Tensor, nearest: Nearest) -> Tensor | None:
-        """Take in the next token of each open row, one of those of its place. Returns as `add_block` does."""
+        """Append the next token of each open row. nearest: the best tokens of that place. Returns as
+        `add_block` does.
+        """
         return self._add([[token] for token in tokens_B.tolist()], nearest, None)
 
     def add_block(self, proposal: Proposal, count_B: Tensor, tokens_B: Tensor, nearest: Nearest) -> Tensor | None:
-        """Take in what each open row accepted of a proposal, and the token behind it.
+        """Append the accepted tokens of a proposal to each open row, and the token after them.
 
-        The places of the rows that go on, int64, or None where all do.
+        Returns the places of the rows that continue, int64, or None if all do.
         """
         counts = count_B.tolist()
         rows = zip(proposal.tokens_BD.tolist(), counts, tokens_B.tolist(), strict=True)
@@ -91,7 +94,7 @@ class Answers:
         return self._add(new, nearest, counts)
 
     def lengths(self, device: torch.device) -> Tensor:
-        """Tokens of each open answer, int64 [B]."""
+        """The number of tokens of each open answer, int64 [B]."""
         return torch.tensor([len(self._growing[prompt].tokens) for prompt in self.open], device=device)
 
     def tokens(self, prompt: int) -> list[int]:
@@ -99,7 +102,7 @@ class Answers:
         return self._growing[prompt].tokens
 
     def decoded(self) -> list[Decoded]:
-        """The answers as they are now."""
+        """The answers in their current state, one for each prompt."""
         return [self._decoded(one, min(len(one.tokens), self.most_tokens)) for one in self._growing]
 
     def _add(self, new: list[list[int]], nearest: Nearest, counts: list[int] | None) -> Tensor | None:

@@ -13,11 +13,10 @@ Part = Literal["prefill", "draft", "verify", "other"]
 
 @define
 class DecodeClock:
-    """Wall-clock seconds by part, added up over all answers that are decoded with it.
+    """A clock for the wall-clock seconds of each part of decoding, summed over all answers.
 
-    prefill: the target's forward pass over the prompts. draft: taking in features and proposing. verify: the target's
-    forward passes behind the prefill (those of plain decoding too). other: choosing tokens and all else. device: what
-    is waited for at each part.
+    prefill: the target's forward pass over the prompts. draft: reading features and proposing. verify: the target's
+    later forward passes, in plain decoding too. other: choosing tokens and all else. device: synchronised at each part.
     """
 
     device: torch.device
@@ -25,11 +24,11 @@ class DecodeClock:
     _last: float = field(default=0.0, init=False)
 
     def start(self) -> None:
-        """What follows is measured."""
+        """Begin to measure: time before this call does not count."""
         self._last = self._now()
 
     def lap(self, part: Part) -> None:
-        """Everything since the last call, the device's work included, was this part."""
+        """Add the time since the last call, including the device's work, to a part."""
         now = self._now()
         self.seconds[part] += now - self._last
         self._last = now
@@ -40,18 +39,18 @@ class DecodeClock:
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for the device's work; there is nothing to wait for on a CPU."""
+    """Wait for the device's work; on a CPU there is nothing to wait for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def start(clock: DecodeClock | None) -> None:
-    """Begin to measure, where there is a clock."""
+    """Start the clock, if there is one."""
     if clock is not None:
         clock.start()
 
 
 def lap(clock: DecodeClock | None, part: Part) -> None:
-    """Everything since the last call was this part, where there is a clock."""
+    """Add the time since the last call to a part, if there is a clock."""
     if clock is not None:
         clock.lap(part)

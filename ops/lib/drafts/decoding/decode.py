@@ -34,11 +34,11 @@ Scores = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, list[int]]
 class Decoded:
     """The answer to one prompt.
 
-    tokens: the answer, the first token (from the prefill) and EOS included. accepted: draft tokens accepted in each
-    verification step, those after EOS included. margins: distance of the target's two best logits where each token
-    was chosen. near: place in the answer -> the tokens, the chosen one among them, whose logits lie closer to the best
-    one than was requested, with their distance; of places where there are several. confidence: of a batch whose draft
-    has a confidence head, for each step what it says of the accepted tokens and of the one that was refused, if any.
+    tokens: includes the first token (from the prefill) and EOS. accepted: draft tokens accepted in each verification
+    step, even after EOS. margins: distance of the target's two best logits for each token. near: place -> the tokens
+    whose logits are within the requested distance of the best one, with their distance; only places with several.
+    confidence: for each step, the draft's confidence in the accepted tokens and in the refused one, if it has a
+    confidence head.
     """
 
     tokens: tuple[int, ...]
@@ -49,17 +49,17 @@ class Decoded:
 
     @property
     def steps(self) -> int:
-        """Verification steps."""
+        """The number of verification steps."""
         return len(self.accepted)
 
     @property
     def generated(self) -> int:
-        """Tokens that the verification steps yielded: all but the first, none after EOS."""
+        """The number of tokens from verification steps: all but the first, none after EOS."""
         return len(self.tokens) - 1
 
     @property
     def generated_unclipped(self) -> int:
-        """Tokens after the first, with what was accepted after EOS or past the length limit."""
+        """The number of tokens after the first, including those accepted after EOS or past the length limit."""
         return sum(self.accepted) + self.steps
 
 
@@ -118,14 +118,14 @@ def decode_speculative(
 
 @define
 class DraftContext:
-    """Keys and values of every draft layer for all tokens before the anchor."""
+    """The keys and values of every draft layer for all tokens before the anchor."""
 
     draft: DraftModel
     length: int = 0
     kv: list[tuple[Tensor, Tensor]] = field(factory=list)
 
     def append(self, features_SF: Tensor) -> None:
-        """Take in the target's features of the next tokens."""
+        """Append the target's features of the next tokens."""
         positions_S = torch.arange(self.length, self.length + len(features_SF), device=features_SF.device)
         features_SF = features_SF.to(self.draft.fc.weight.dtype)
         new = self.draft.context_kv(features_SF, positions_S)
@@ -142,9 +142,9 @@ class DraftContext:
 def propose(
     target: Target, draft: DraftModel, context: DraftContext, anchor: int, use: DraftUse | None = None
 ) -> list[int]:
-    """The draft's K - 1 greedy tokens behind the anchor, one after the other, from one forward pass.
+    """The draft's K - 1 greedy tokens after the anchor, chosen in order from one forward pass.
 
-    Raises DataError where what they are chosen by is not finite.
+    Raises DataError where the scores are not finite.
     """
     use = use or DraftUse.of(draft.config)
     rows_2M = target.embed_weight[[anchor, use.mask_token_id]].to(draft.fc.weight.dtype)
@@ -164,7 +164,7 @@ def propose(
 
 
 def margins_of(logits_SV: Tensor, sample_id: str, first: int) -> list[float]:
-    """The distance of the two best logits of each row, by which the answer's tokens from `first` on are chosen.
+    """The distance of the two best logits of each row. first: the number of the row's first token in the answer.
 
     Raises DataError where it is not finite.
     """
@@ -180,7 +180,7 @@ def margins_of(logits_SV: Tensor, sample_id: str, first: int) -> list[float]:
 
 
 def matching_prefix(proposal: list[int], choices: list[int]) -> int:
-    """How many leading proposals equal the target's choice at their place."""
+    """The number of leading proposals that equal the target's choices."""
     for count, (proposed, chosen) in enumerate(zip(proposal, choices, strict=False)):
         if proposed != chosen:
             return count
@@ -221,9 +221,9 @@ def _verify_by_token(
 
 
 def check_finite(values_BK: Tensor, model: str, dtype: torch.dtype, place: Callable[[int, int], str]) -> None:
-    """Raise DataError where a value that a token is chosen by is nan or infinite.
+    """Check that values which decide about a token are finite. Raises DataError.
 
-    model: "target" or "draft". place(row, column): where that is, in words.
+    model: "target" or "draft". place(row, column): where a value is, in words.
     """
     wrong = (~values_BK.isfinite()).nonzero()
     if len(wrong):

@@ -33,10 +33,10 @@ from ops.lib.vision.batch import ModelInputs
 
 @frozen
 class DecodeSettings:
-    """Settings with which a batch is decoded.
+    """The settings for decoding a batch.
 
-    max_new_tokens: at most, after the first one. temperature: 0 is greedy. seed: of the draws above 0. within: tokens
-    whose logits lie closer to the best one than this are kept in `Decoded.near`.
+    max_new_tokens: at most, after the first one. temperature: 0 is greedy. seed: of random draws above 0. within:
+    tokens whose logits are closer to the best one than this are kept in `Decoded.near`.
     """
 
     max_new_tokens: int = field(validator=validators.ge(0))
@@ -48,7 +48,7 @@ class DecodeSettings:
 def decode_plain_batch(
     target: Target, samples: Sequence[TokenSample], settings: DecodeSettings, clock: DecodeClock | None = None
 ) -> list[Decoded]:
-    """The target's own answer to each prompt; the time goes into `clock`."""
+    """The target's own answer to each prompt. clock: its times are added up in it."""
     most_tokens = settings.max_new_tokens + 1
     decoded = []
     for batch in _batches(target, samples):
@@ -71,7 +71,7 @@ def decode_speculative_batch(
     use: DraftUse | None = None,
     clock: DecodeClock | None = None,
 ) -> list[Decoded]:
-    """The answer to each prompt by speculative decoding; the time goes into `clock`.
+    """The answer to each prompt by speculative decoding. clock: its times are added up in it.
 
     use: how the draft is fed; default: as in training.
     """
@@ -99,7 +99,7 @@ def _speculate(
     use: DraftUse,
     clock: DecodeClock | None,
 ) -> list[Decoded]:
-    """One batch: prefill, then draft, verify and accept until every answer has ended."""
+    """Decode one batch: prefill, then draft, verify and accept until every answer has ended."""
     names, most_tokens = [sample.id for sample in samples], settings.max_new_tokens + 1
     answers = Answers.of(names, most_tokens, target.eos_token_ids, settings.within)
     room = most_tokens + use.block_size
@@ -164,7 +164,7 @@ def decode_stepwise(
     within: float = 0.0,
     after_step: AfterStep | None = None,
 ) -> list[Decoded]:
-    """What the target answers to each prompt, with at most that many tokens, the EOS included.
+    """The answers to prompts, decoded token by token, with at most `most_tokens` tokens including EOS.
 
     choose(logits_BV, rows_B, step): the token of each row, int64 [B]; rows_B are the rows of `prompts` that are left.
     within: as in `Answers`. after_step(ended, tokens): gets the answers that ended with this step, by their row of

@@ -10,11 +10,11 @@ from ops.lib.drafts.backbone.config import DraftConfig
 
 @frozen(kw_only=True)
 class DraftUse:
-    """How a draft is fed.
+    """The way a draft is used while decoding.
 
-    target_layer_ids: the layers whose outputs are its context. mask_token_id: the token of the slots behind the anchor.
-    block_size: slots of a block, that of the anchor included. block_offset: added to the positions of the block's
-    slots against the context; 0 is right.
+    target_layer_ids: the layers whose outputs are its context. mask_token_id: the token of the slots after the anchor.
+    block_size: slots of a block, including the anchor's. block_offset: shift of the block's positions against the
+    context; 0 is right.
     """
 
     target_layer_ids: tuple[int, ...]
@@ -24,7 +24,7 @@ class DraftUse:
 
     @classmethod
     def of(cls, draft: DraftConfig, block_size: int | None = None) -> DraftUse:
-        """Use as it was trained, or in smaller blocks, as block_size says. Raises ConfigError for larger ones."""
+        """The use that the draft was trained for, or one with smaller blocks. Raises ConfigError for larger blocks."""
         size = draft.block_size if block_size is None else block_size
         if mistake := block_size_mistake(draft, size):
             raise ConfigError(mistake)
@@ -32,7 +32,7 @@ class DraftUse:
 
 
 def block_size_mistake(draft: DraftConfig, size: int) -> str:
-    """Why a draft cannot decode in blocks of this size; empty where it can."""
+    """A text on why a draft cannot decode in blocks of this size; empty if it can."""
     if 2 <= size <= draft.block_size:
         return ""
     return f"block_size: must lie in 2..{draft.block_size}, which is the draft's in training, got {size}"

@@ -28,7 +28,7 @@ Propose = Callable[[DraftModel, Tensor, Tensor, Tensor, Choice], Proposal]
 
 @define(eq=False)
 class DraftRows:
-    """Keys and values of every draft layer, in the columns in which the target holds the same tokens."""
+    """The keys and values of every draft layer, in the same columns as the target's cache."""
 
     draft: DraftModel
     use: DraftUse
@@ -36,25 +36,25 @@ class DraftRows:
     kv: list[tuple[Tensor, Tensor]] = field(factory=list)  # by layer, each [B, G, T, D]
 
     def fill(self, features_BSF: Tensor, room: int) -> None:
-        """Take in a prefill, whose padding is no context, and make room for as many columns behind it."""
+        """Fill the cache from a prefill, without its padding, with room for `room` further columns."""
         columns_BS = torch.arange(features_BSF.shape[1], device=features_BSF.device).expand(features_BSF.shape[:2])
         padding_BS = columns_BS < self.rows.start_B[:, None]
         new = self._project(features_BSF.masked_fill(padding_BS[..., None], 0.0), columns_BS)
         self.kv = [(with_room(k, room), with_room(v, room)) for k, v in new]
 
     def append(self, features_BKF: Tensor) -> None:
-        """Take in the features of the columns behind each row's end; what is refused of them is written over later."""
+        """Add the features of the columns after each row's end; refused tokens are overwritten later."""
         columns_BK = self.rows.next(features_BKF.shape[1])
         for buffers, new in zip(self.kv, self._project(features_BKF, columns_BK), strict=True):
             for buffer, part in zip(buffers, new, strict=True):
                 write(buffer, part, columns_BK)
 
     def select(self, places: Tensor) -> None:
-        """Continue with only these rows."""
+        """Drop all rows except these, which are kept in this order."""
         self.kv = [(k[places], v[places]) for k, v in self.kv]
 
     def propose(self, target: Target, anchors_B: Tensor, choice: Choice, check: Callable[[Tensor], None]) -> Proposal:
-        """What the draft's algorithm proposes behind each anchor.
+        """The proposal of the draft's algorithm after each anchor.
 
         check: refuses logits [B, D, V] that are not finite.
         """
@@ -68,7 +68,7 @@ class DraftRows:
         return proposal
 
     def hidden(self, target: Target, anchors_B: Tensor) -> Tensor:
-        """The draft's states that predict the K - 1 tokens behind each anchor, [B, D, M]."""
+        """The draft's states that predict the tokens after each anchor, [B, D, M]."""
         layout, rows = self.layout, self.rows
         dtype, device = self.draft.fc.weight.dtype, anchors_B.device
         embed_VM, embedded = target.embed_weight, self.draft.embedded
@@ -89,7 +89,7 @@ class DraftRows:
         return self.draft.config.layout(self.use.block_size)
 
     def _project(self, features_BSF: Tensor, columns_BS: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values [B, G, S, D] of every layer."""
+        """The keys and values [B, G, S, D] of every layer, for new features."""
         positions_BS = (columns_BS - self.rows.start_B[:, None]).clamp(min=0)
         features = features_BSF.flatten(0, 1).to(self.draft.fc.weight.dtype)
         flat = self.draft.context_kv(features, positions_BS.flatten())
@@ -97,11 +97,11 @@ class DraftRows:
 
     @staticmethod
     def _by_row(flat: Tensor, count: int) -> Tensor:
-        """[B, G, S, D] from [G, B * S, D]."""
+        """Keys or values by row, [B, G, S, D], from [G, B * S, D]."""
         return flat.unflatten(1, (count, -1)).transpose(0, 1)
 
     def _attention(self) -> AttendBlocks:
-        """The attention of this step's blocks; the masks are made once for all layers with the same window."""
+        """The attention function for this step's blocks; masks are made once for all layers with the same window."""
         masks: dict[int | None, Tensor] = {}
 
         def attend(
@@ -119,8 +119,9 @@ class DraftRows:
         return attend
 
     def _visible(self, window: int | None) -> Tensor:
-        """bool [B, 1, K, W + K]: which keys of [context | own block] each slot sees; see
-        ops/lib/drafts/attention/blocks.py.
+        """A mask of the keys of [context | own block] that each slot sees, bool [B, 1, K, W + K].
+
+        See ops/lib/drafts/attention/blocks.py.
         """
         rows, size, device = self.rows, self.layout.queries, self.rows.end_B.device
         column_W = torch.arange(rows.longest, device=device)

@@ -11,10 +11,9 @@ from torch import Tensor
 
 @frozen(eq=False)
 class Proposal:
-    """Tokens that a draft proposes for a block.
+    """The tokens that a draft proposes for a block, int64 [B, D].
 
-    tokens_BD: int64. confidence_BD: how probable a draft's confidence head says each one is to be accepted if those
-    before it are.
+    confidence_BD: from the draft's confidence head: the probability of each to be accepted if all before it are.
     """
 
     tokens_BD: Tensor

@@ -19,10 +19,11 @@ from torch import Tensor
 
 
 def uniform_draws(seed: int, sample_id: str, purpose: int | str, count: int) -> Tensor:
-    """float64 [count] in [0, 1), a function of only the arguments; a longer row begins with the shorter one.
+    """Random numbers in [0, 1), float64 [count], which depend on the arguments only; a shorter row is a prefix of a
+    longer.
 
-    They are the bytes of a hash, since torch's generator on a CPU looks at 32 bits of its seed: of 100,000 samples two
-    would have the same row.
+    They are bytes of a hash: torch's CPU generator reads only 32 bits of its seed, so of 100,000 samples two would have
+    the same row.
     """
     stream = hashlib.shake_256(f"{seed}\0{purpose}\0{sample_id}".encode()).digest(8 * count)
     bits = np.frombuffer(stream, dtype="<u8") >> 11  # as many as a float64 holds
@@ -30,9 +31,10 @@ def uniform_draws(seed: int, sample_id: str, purpose: int | str, count: int) -> 
 
 
 def choose(logits_PV: Tensor, draws_P: Tensor, temperature: float, top_p: float = 1.0) -> Tensor:
-    """One token for each distribution, int64 [P]: the likeliest at temperature 0, else the one that the draw falls on.
+    """One token from each distribution, int64 [P]: the most likely one at temperature 0, else the one that the draw
+    hits.
 
-    top_p keeps the likeliest tokens that reach this probability.
+    top_p: only the most likely tokens that together reach this probability count.
     """
     if temperature == 0:
         return logits_PV.argmax(-1)
@@ -46,14 +48,14 @@ def choose(logits_PV: Tensor, draws_P: Tensor, temperature: float, top_p: float 
 
 
 def probabilities(logits_PV: Tensor, temperature: float) -> Tensor:
-    """The distribution at a temperature above 0, float64."""
+    """The distribution of tokens at a temperature above 0, float64."""
     return (logits_PV.double() / temperature).softmax(-1)
 
 
 def token_at(weights_PV: Tensor, draws_P: Tensor) -> Tensor:
-    """The token in whose share of the weights the draw falls, int64 [P]; weights need not add up to 1.
+    """The token in whose share of the weights the draw falls, int64 [P]; weights need not sum to 1.
 
-    Shares stand in the order of the vocabulary, so a draw gives the same token wherever rounding moves no border past
+    Shares follow the order of the vocabulary, so a draw gives the same token as long as rounding moves no border past
     it.
     """
     borders_PV = weights_PV.cumsum(-1)
@@ -65,11 +67,11 @@ def token_at(weights_PV: Tensor, draws_P: Tensor) -> Tensor:
 def accept_sampled(
     proposal_BD: Tensor, target_BKV: Tensor, draft_BDV: Tensor, accept_draws_BD: Tensor, token_draws_BK: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """How many draft tokens are accepted, int64 [B], and the token behind them, int64 [B].
+    """The number of accepted draft tokens, int64 [B], and the token after them, int64 [B].
 
-    target_BKV and draft_BDV: the distributions p and q that each place of the block is drawn from, the proposal having
-    been drawn from q. A token x is accepted with probability min(1, p(x) / q(x)); the first that is not is drawn again
-    from (p - q)+, and behind a block that was accepted whole the next token is drawn from p. So every token follows p.
+    target_BKV, draft_BDV: the distributions p and q of each place; the proposal was drawn from q. A token x is accepted
+    with probability min(1, p(x) / q(x)). The first refused token is replaced by a draw from (p - q)+; after a fully
+    accepted block the next token is drawn from p. So every token follows p.
     Source: Leviathan, Kalman and Matias, arXiv 2211.17192, algorithm 1 and appendix A.1.
     """
     D = proposal_BD.shape[1]
@@ -86,51 +88,53 @@ def accept_sampled(
 
 
 def accept_greedy(proposal_BD: Tensor, choices_BK: Tensor) -> tuple[Tensor, Tensor]:
-    """Accept at temperature 0: the prefix that matches the target's choices, and the choice behind it."""
+    """Accept a greedy proposal: the length of the prefix that equals the target's choices, and the choice after it."""
     count_B = _leading(proposal_BD == choices_BK[:, :-1])
     return count_B, choices_BK.gather(1, count_B[:, None])[:, 0]
 
 
 def _leading(accepted_BD: Tensor) -> Tensor:
-    """How many are true before the first that is not, int64 [B]."""
+    """The number of leading true values in each row, int64 [B]."""
     return accepted_BD.long().cumprod(dim=1).sum(dim=1)
 
 
 class Choice(Protocol):
-    """How the tokens of a batch are chosen. `begin` starts a block; a draft then proposes all of its tokens at once, or
-    one after the other, as `place` counts them from 0; `accept` ends it.
+    """The rule by which the tokens of a batch are chosen.
+
+    `begin` starts a block. A draft then proposes all of its tokens at once, or one after the other, with `place`
+    counting from 0. `accept` ends the block.
     """
 
     def first(self, logits_BV: Tensor) -> Tensor:
         """The first token of each answer, int64 [B]."""
 
     def begin(self, done_B: Tensor) -> None:
-        """Starts a block. done_B: how many tokens each row's answer has."""
+        """Start a block. done_B: the number of tokens in each row's answer."""
 
     def propose(self, logits_BDV: Tensor) -> Tensor:
-        """All the draft's tokens of a block, int64 [B, D]."""
+        """Choose all the draft's tokens of a block, int64 [B, D]."""
 
     def next(self, logits_BV: Tensor, place: int) -> Tensor:
-        """The draft's next token, int64 [B]."""
+        """Choose the draft's next token, int64 [B]."""
 
     def among(self, scores_BC: Tensor, tokens_BC: Tensor, vocabulary: int, place: int) -> Tensor:
-        """The draft's next token, int64 [B], where only C tokens can be chosen."""
+        """Choose the draft's next token among C candidates, int64 [B]."""
 
     def accept(self, proposal_BD: Tensor, logits_BKV: Tensor) -> tuple[Tensor, Tensor]:
-        """How many of the proposal are accepted, and the token behind them, int64 [B]."""
+        """The number of accepted tokens of the proposal, and the token after them, int64 [B] each."""
 
     def select(self, places: Tensor) -> None:
-        """Continue with only these rows."""
+        """Drop all rows except these, which are kept in this order."""
 
 
 class GreedyChoice:
-    """Temperature 0."""
+    """The rule at temperature 0: always the most likely token."""
 
     def first(self, logits_BV: Tensor) -> Tensor:
         return logits_BV.argmax(-1)
 
     def begin(self, done_B: Tensor) -> None:
-        """Does nothing: there is nothing to remember."""
+        """Do nothing: greedy choice has no state."""
 
     def propose(self, logits_BDV: Tensor) -> Tensor:
         return logits_BDV.argmax(-1)
@@ -145,15 +149,15 @@ class GreedyChoice:
         return accept_greedy(proposal_BD, logits_BKV.argmax(-1))
 
     def select(self, places: Tensor) -> None:
-        """Does nothing: there is nothing to leave out."""
+        """Do nothing: greedy choice has no state of rows."""
 
 
 @define(eq=False)
 class SampledChoice:
-    """A temperature above 0: the draft draws from its own distributions, and `accept_sampled` keeps the target's.
+    """The rule above temperature 0: the draft draws from its own distributions; `accept_sampled` keeps the target's.
 
-    A place of an answer has one draw for each purpose, float64 [B, N]. A draft's draw that was refused with what stood
-    before it may serve again: until the target reaches its place nothing depends on it.
+    A place of an answer has one random number for each purpose, float64 [B, N]. A number behind a refused token may be
+    used again: nothing depends on it until the target reaches its place.
     """
 
     temperature: float
@@ -167,7 +171,7 @@ class SampledChoice:
     def of(
         cls, temperature: float, seed: int, sample_ids: Sequence[str], count: int, device: torch.device
     ) -> SampledChoice:
-        """Creates the choice with `count` draws of each purpose for each sample."""
+        """Create the rule with `count` random numbers of each purpose for each sample."""
         return cls(
             temperature,
             *(draws(seed, sample_ids, purpose, count).to(device) for purpose in ("draft", "accept", "token")),
@@ -207,16 +211,16 @@ class SampledChoice:
         )
 
     def _draw(self, shares_BPV: Tensor, place: int) -> Tensor:
-        """Tokens [B, P] of the places from `place` on."""
+        """Draw tokens [B, P] for the places from `place` on."""
         self._drawn_from.append(shares_BPV)
         return token_at(shares_BPV, _at(self.draft_BN, self._done_B + place, shares_BPV.shape[1]))
 
 
 def draws(seed: int, sample_ids: Sequence[str], purpose: str, count: int) -> Tensor:
-    """float64 [B, count]: a row of draws for each sample."""
+    """Random numbers, float64 [B, count]: a row for each sample."""
     return torch.stack([uniform_draws(seed, sample_id, purpose, count) for sample_id in sample_ids])
 
 
 def _at(draws_BN: Tensor, first_B: Tensor, count: int) -> Tensor:
-    """The draws of `count` places from a row's first on, [B, count]."""
+    """The random numbers for `count` places, from a row's first place on, [B, count]."""
     return draws_BN.gather(1, first_B[:, None] + torch.arange(count, device=first_B.device))

@@ -17,7 +17,7 @@ ARCHITECTURE = "DFlashDraftModel"
 
 @frozen
 class Dflash:
-    """Config of DFlash, which has no fields of its own."""
+    """The config of the algorithm DFlash, which has no fields of its own."""
 
     name: ClassVar[str] = "dflash"
     architecture: ClassVar[str] = ARCHITECTURE
@@ -54,5 +54,5 @@ WRONG: Mapping[str, str] = {}
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors that the algorithm adds to the backbone, by name, for a config.json."""
+    """The shapes of the tensors that the algorithm adds to the backbone, by name. config: a config.json."""
     return {}

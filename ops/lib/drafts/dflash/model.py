@@ -20,5 +20,7 @@ def heads(config: DraftConfig) -> dict[str, Drawn]:
 
 
 def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Proposal:
-    """The tokens behind each anchor; logits_BDV: of the hidden states, by the target's head."""
+    """The proposed tokens after each anchor, by the logits alone. logits_BDV: of the hidden states, by the target's
+    head.
+    """
     return Proposal(choice.propose(logits_BDV))

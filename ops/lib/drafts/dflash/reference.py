@@ -36,5 +36,7 @@ def block_losses(
     teacher_NKV: Tensor | None,
     options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """More loss of each token, and whether the draft would propose it, [N, K]; valid_NK: what has a weight."""
+    """The additional loss of each token, and whether the draft would propose it; both [N, K]. valid_NK: weighted
+    tokens.
+    """
     return torch.zeros(tokens_NK.shape, dtype=hidden_NKM.dtype), (hidden_NKM @ head_VM.T).argmax(-1) == tokens_NK

@@ -26,10 +26,10 @@ POWER_OF_2 = "must be a power of two, or SGLang's walk on CUDA cannot start"
 
 @frozen(kw_only=True)
 class Dflash2:
-    """Sizes of DFlash2.
+    """The sizes of the algorithm DFlash2.
 
-    taps: slots that a convolution reads, the own one among them. group: neighbouring dimensions that share a kernel
-    made of the slot. rank: of the selector's tables. candidates: tokens of each slot that the selector chooses among.
+    taps: slots that a convolution reads, including its own. group: neighbouring dimensions that share a kernel value
+    made from the slot. rank: of the selector's tables. candidates: tokens of each slot from which the selector chooses.
     """
 
     taps: int = 2
@@ -89,12 +89,12 @@ class Dflash2:
 
 
 def field_name(name: str) -> str:
-    """A field by its names in a pipeline and in config.json."""
+    """A field's name for messages, with its names in a pipeline and in config.json."""
     return f"dflash2.{name} ({SERVED[name]})"
 
 
 def sizes(draft: DraftConfig) -> Dflash2:
-    """The algorithm of a DFlash2 draft."""
+    """The config of the algorithm of a DFlash2 draft."""
     assert isinstance(draft.algorithm, Dflash2)
     return draft.algorithm
 
@@ -118,9 +118,9 @@ WRONG: Mapping[str, str] = {
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors that the algorithm adds to the backbone, by name, for a config.json.
+    """The shapes of the tensors that the algorithm adds to the backbone, by name. config: a config.json.
 
-    None where the sizes are missing or no numbers.
+    None where sizes are missing or no numbers.
     """
     nest, hidden = config["dflash_config"], config["hidden_size"]
     names = ("conv_kernel_size", "conv_group_size", "selector_rank")
@@ -156,7 +156,7 @@ def _objective(instance: Any, _attribute: object, selector: float) -> None:
 
 @frozen(kw_only=True)
 class Dflash2Options:
-    """Sizes and terms of the loss."""
+    """The table of DFlash2 in a training: sizes, and terms of the loss."""
 
     taps: int = field(default=2, validator=AT_LEAST_1, help="slots that a convolution reads, the own one among them")
     group: int = field(default=16, validator=AT_LEAST_1, help="dimensions that share a kernel made of the slot")
@@ -187,5 +187,5 @@ class Dflash2Options:
         return self.label == "target"
 
     def sizes(self) -> dict[str, Any]:
-        """The fields of the algorithm's config."""
+        """The values of the algorithm's config fields."""
         return {"taps": self.taps, "group": self.group, "rank": self.rank, "candidates": self.candidates}

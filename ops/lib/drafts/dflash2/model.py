@@ -22,11 +22,11 @@ from ops.lib.drafts.dflash2.config import sizes
 
 
 class Convolution(Around):
-    """conv_i(y)_k = sum_t (base[i, t] + made_k[i, t]) * y_(k - t), i = 0 before the sublayer and 1 behind it.
+    """A short convolution over the slots before (i = 0) and after (i = 1) a sublayer.
 
-    made_k is one projection of the sublayer's normed input, each value of it for a group of neighbouring dimensions.
-    Before slot 0 there is nothing. At the start tap 0 is one and all else zero: x passes as it is. Weight decay would
-    pull base away from that.
+    conv_i(y)_k = sum_t (base[i, t] + made_k[i, t]) * y_(k - t). made_k is a projection of the sublayer's normed input;
+    each of its values serves a group of neighbouring dimensions. There is nothing before slot 0. Initially tap 0 is one
+    and all else zero, so that x passes unchanged; weight decay would pull base away from that.
     """
 
     hidden_matrices = ("kernel_projection.weight",)
@@ -59,7 +59,7 @@ class Convolution(Around):
 
 
 def convolved(y_NKM: Tensor, base_TM: Tensor, made_NKTG: Tensor) -> Tensor:
-    """sum_t (base[t] + made_k[t]) * y_(k - t), each value of made for its group of dimensions."""
+    """The convolution sum_t (base[t] + made_k[t]) * y_(k - t); each value of made serves a group of dimensions."""
     total_NKM = kernel(base_TM, made_NKTG, 0) * y_NKM
     for tap in range(1, _taps(y_NKM, base_TM)):
         shifted_NKM = F.pad(y_NKM[:, :-tap], (0, 0, tap, 0))
@@ -68,17 +68,17 @@ def convolved(y_NKM: Tensor, base_TM: Tensor, made_NKTG: Tensor) -> Tensor:
 
 
 def kernel(base_TM: Tensor, made_NKTG: Tensor, tap: int) -> Tensor:
-    """Kernel of every slot at a tap, [N, K, M]."""
+    """The convolution's weights of every slot at a tap, [N, K, M]."""
     return (base_TM[tap].unflatten(0, (made_NKTG.shape[3], -1)) + made_NKTG[:, :, tap, :, None]).flatten(-2)
 
 
 def _taps(y_NKM: Tensor, base_TM: Tensor) -> int:
-    """How many taps reach a slot of the block."""
+    """The number of taps that can reach a slot of the block."""
     return min(base_TM.shape[0], y_NKM.shape[1])
 
 
 class _Convolved(torch.autograd.Function):
-    """`convolved`, which keeps its inputs for the backward pass and makes the kernels again there."""
+    """The function `convolved` with its own backward pass, which keeps only the inputs and makes the kernels again."""
 
     @staticmethod
     def forward(ctx: Any, y_NKM: Tensor, base_TM: Tensor, made_NKTG: Tensor) -> Tensor:
@@ -105,9 +105,9 @@ class _Convolved(torch.autograd.Function):
 
 
 class Selector(Drawn):
-    """Scores of a candidate c behind a token p, given a slot's hidden state h: <A[p] * (H h), B[c]>.
+    """Scores for a candidate c after a token p, given a slot's hidden state h: <A[p] * (H h), B[c]>.
 
-    At the start B is zero, so the logits alone decide; A and H move from the second step on. With A zero too, no
+    Initially B is zero, so the logits alone decide; A and H change from the second step on. If A were zero too, no
     gradient would ever reach them.
     """
 
@@ -125,7 +125,7 @@ class Selector(Drawn):
         self.successor_codebook.zero_()
 
     def follow(self, projected: Tensor, before: Tensor, candidates: Tensor) -> Tensor:
-        """[..., C] for candidates [..., C] behind the tokens `before` [...]; projected: H h, [..., R]."""
+        """The scores [..., C] of candidates [..., C] after the tokens `before` [...]. projected: H h, [..., R]."""
         wanted = table_rows(self.predecessor_codebook, before, projected.dtype) * projected
         offered = table_rows(self.successor_codebook, candidates, projected.dtype)
         return (offered @ wanted[..., None])[..., 0]
@@ -147,11 +147,10 @@ def selector_of(draft: nn.Module) -> Selector:
 
 
 def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Proposal:
-    """Walk from the anchor left to right, at each slot to the best of its candidates behind the token chosen before.
+    """Choose tokens from left to right, at each slot the best of its candidates, given the token chosen before.
 
-    Only candidates have a probability, when tokens are drawn.
-
-    The selector's term is computed in the draft's dtype, and added to the logits in float32 at least, as SGLang does.
+    When tokens are drawn, only candidates have a probability. The selector's term has the draft's dtype, and is added
+    to the logits in at least float32, as in SGLang.
     """
     best = logits_BDV.topk(sizes(draft.config).candidates, dim=-1)
     logits_BDC = best.values.to(torch.promote_types(best.values.dtype, torch.float32))

@@ -17,7 +17,7 @@ SELECTOR = "candidate_selector"
 
 
 def enter(own: Weights, sublayer: str, x_NKM: Tensor) -> tuple[Tensor, Tensor]:
-    """The input of a sublayer, "attention" or "mlp", and the kernels made of x; own: the tensors of its layer."""
+    """The input of a sublayer, "attention" or "mlp", and the kernels made from x. own: the layer's tensors."""
     base = own[f"{sublayer}_conv.base_kernel"]
     made = x_NKM @ own[f"{sublayer}_conv.kernel_projection.weight"].T
     made = made.unflatten(-1, (2, base.shape[1], -1)).repeat_interleave(
@@ -27,12 +27,12 @@ def enter(own: Weights, sublayer: str, x_NKM: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def leave(own: Weights, sublayer: str, y_NKM: Tensor, kept: Tensor) -> Tensor:
-    """What is added to the residual stream."""
+    """The addition to the residual stream: the sublayer's output, convolved."""
     return _convolved(kept, y_NKM)
 
 
 def _convolved(kernels: Tensor, y_NKM: Tensor) -> Tensor:
-    """Convolution of each slot with the slots before it, [N, K, M]. kernels: [N, K, taps, M]."""
+    """The convolution of each slot with the slots before it, [N, K, M]. kernels: [N, K, taps, M]."""
     slots = []
     for slot in range(y_NKM.shape[1]):
         terms = [kernels[:, slot, tap] * y_NKM[:, slot - tap] for tap in range(min(kernels.shape[2], slot + 1))]
@@ -41,7 +41,7 @@ def _convolved(kernels: Tensor, y_NKM: Tensor) -> Tensor:
 
 
 def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Tensor, before: list[int]) -> Tensor:
-    """What the next token of a block is chosen by, [V], where `before` are the anchor and the tokens chosen so far."""
+    """The logits of a block's next token, [V]. before: the anchor, and the tokens chosen so far."""
     hidden_M = hidden_DM[len(before) - 1]
     logits_V = hidden_M.to(head_VM.dtype) @ head_VM.T
     logits_V = logits_of(logits_V.to(torch.promote_types(logits_V.dtype, torch.float32)), config.head_settings)
@@ -68,7 +68,9 @@ def block_losses(
     teacher_NKV: Tensor | None,
     options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The selector's cross-entropy of each token, and whether the walk takes it behind the true ones, [N, K]."""
+    """The selector's cross-entropy of each token, and whether it would choose the token after the true ones; both [N,
+    K].
+    """
     assert isinstance(options, Dflash2Options)
     added_NK = torch.zeros(tokens_NK.shape, dtype=hidden_NKM.dtype)
     right_NK = torch.zeros(tokens_NK.shape, dtype=torch.bool)

@@ -24,10 +24,10 @@ OWN = (
 
 @frozen(kw_only=True)
 class Dspark:
-    """Sizes of DSpark.
+    """The sizes of the algorithm DSpark.
 
-    rank: of the tables that hold the bias. sample_from_anchor: the anchor's slot predicts too. confidence_head: one is
-    trained beside it.
+    rank: of the two tables whose product is the bias. sample_from_anchor: whether the anchor's slot predicts too.
+    confidence_head: whether one is trained.
     """
 
     rank: int = 256
@@ -55,7 +55,7 @@ class Dspark:
         return found
 
     def to_serving(self, serving: dict[str, Any]) -> dict[str, Any]:
-        """block_size counts proposals in both layouts, as SGLang reads it."""
+        """DSpark's serving config.json; its block_size counts proposals, as SGLang reads it."""
         top = dict(serving)
         block_size = self.layout(serving["block_size"]).proposals
         return top | {**top.pop(NEST), "block_size": block_size, **self.to_speculators()}
@@ -84,7 +84,7 @@ class Dspark:
 
 
 def sizes(draft: DraftConfig) -> Dspark:
-    """The algorithm of a DSpark draft."""
+    """The config of the algorithm of a DSpark draft."""
     assert isinstance(draft.algorithm, Dspark)
     return draft.algorithm
 
@@ -114,9 +114,9 @@ WRONG: Mapping[str, str] = {
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors that the algorithm adds to the backbone, by name, for a config.json.
+    """The shapes of the tensors that the algorithm adds to the backbone, by name. config: a config.json.
 
-    None where the sizes are missing or no numbers.
+    None where sizes are missing or no numbers.
     """
     hidden, vocabulary, rank = config["hidden_size"], config.get("vocab_size"), config.get("markov_rank")
     if not (type(vocabulary) is int and type(rank) is int and vocabulary > 0 and rank > 0):
@@ -133,7 +133,7 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _objective(instance: Any, _attribute: object, weight: float) -> None:
-    """Something is trained, and no confidence head is exported as it was made."""
+    """A validator: the loss must train something, and an exported confidence head must be trained."""
     has_head = getattr(instance, "confidence_head", False)
     if weight == 0 and has_head:
         raise ValueError("confidence = 0 trains no confidence head: set confidence_head = false")
@@ -143,7 +143,10 @@ def _objective(instance: Any, _attribute: object, weight: float) -> None:
 
 @frozen(kw_only=True)
 class DsparkOptions:
-    """Sizes, layout and terms of the loss. With l1 = 0 and confidence_head = false no final_hidden is needed."""
+    """The table of DSpark in a training: sizes, layout, and terms of the loss.
+
+    With l1 = 0 and confidence_head = false, no final_hidden is needed.
+    """
 
     rank: int = field(default=256, validator=validators.ge(1), help="of the two tables that hold the bias")
     sample_from_anchor: bool = field(
@@ -166,7 +169,7 @@ class DsparkOptions:
         return self.l1 > 0 or self.confidence_head
 
     def sizes(self) -> dict[str, Any]:
-        """The fields of the algorithm's config."""
+        """The values of the algorithm's config fields."""
         return {
             "rank": self.rank,
             "sample_from_anchor": self.sample_from_anchor,

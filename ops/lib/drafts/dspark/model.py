@@ -17,7 +17,7 @@ from ops.lib.drafts.dspark.config import sizes
 
 
 class Table(nn.Module):
-    """A row a token."""
+    """A table of weights with a row for each token."""
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
@@ -25,14 +25,17 @@ class Table(nn.Module):
 
 
 class MarkovHead(Drawn):
-    """w1 [V, R] is read at the token before, w2 [V, R] gives the bias. w2 is zero at the start: no bias yet."""
+    """A head that adds a bias by the token before: w1 [V, R] is read at that token, w2 [V, R] gives the bias.
+
+    w2 is zero at the start, so that there is no bias.
+    """
 
     def __init__(self, vocabulary: int, rank: int) -> None:
         super().__init__()
         self.markov_w1, self.markov_w2 = Table(vocabulary, rank), Table(vocabulary, rank)
 
     def latent(self, before: Tensor, dtype: torch.dtype) -> Tensor:
-        """[..., R] for tokens [...]."""
+        """The latent vectors [..., R] of tokens [...]."""
         return table_rows(self.markov_w1.weight, before, dtype)
 
     def draw(self, generator: torch.Generator, std: float) -> None:
@@ -41,14 +44,17 @@ class MarkovHead(Drawn):
 
 
 class ConfidenceHead(Drawn):
-    """The logit that a proposal is accepted if those before it are, from its hidden state and latent."""
+    """A head that predicts whether a proposal is accepted if those before it are, as a logit.
+
+    It reads the slot's hidden state and its latent vector.
+    """
 
     def __init__(self, hidden_size: int, rank: int) -> None:
         super().__init__()
         self.proj = Linear(hidden_size + rank, 1)
 
     def forward(self, hidden: Tensor, latent: Tensor) -> Tensor:
-        """[...] from [..., M] and [..., R]."""
+        """The logit [...] that a proposal is accepted, from [..., M] and [..., R]."""
         return self.proj(torch.cat((hidden, latent), dim=-1))[..., 0]
 
     def draw(self, generator: torch.Generator, std: float) -> None:
@@ -81,7 +87,7 @@ def confidence_head(draft: nn.Module) -> ConfidenceHead | None:
 
 
 def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Proposal:
-    """Choose the tokens from the anchor left to right, each by its logits and the bias of the token before."""
+    """Choose tokens from left to right, each by its logits plus the bias that the token before it gives."""
     head = markov_head(draft)
     table_VR = head.markov_w2.weight.to(logits_BDV.dtype)
     tokens = [anchors_B]

@@ -15,7 +15,7 @@ Weights = Mapping[str, Tensor]
 
 
 def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Tensor, before: list[int]) -> Tensor:
-    """What the next token of a block is chosen by, [V], where `before` are the anchor and the tokens chosen so far."""
+    """The logits of a block's next token, [V]. before: the anchor, and the tokens chosen so far."""
     latent_R, table_VR = _tables(weights, torch.tensor(before[-1], device=head_VM.device))
     return hidden_DM[len(before) - 1].to(head_VM.dtype) @ head_VM.T + table_VR.to(head_VM.dtype) @ latent_R.to(
         head_VM.dtype
@@ -25,7 +25,7 @@ def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Te
 def token_logits(
     config: DraftConfig, weights: Weights, hidden_NKM: Tensor, head_VM: Tensor, tokens_NK: Tensor
 ) -> Tensor:
-    """What the loss of every token is computed of, [N, K, V], where the tokens before it are the true ones."""
+    """The logits for the loss of every token, [N, K, V], given the true tokens before it."""
     latent_NKR, table_VR = _tables(weights, _before(tokens_NK))
     return hidden_NKM @ head_VM.T + latent_NKR @ table_VR.T
 
@@ -40,7 +40,9 @@ def block_losses(
     teacher_NKV: Tensor | None,
     options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """More loss of each token, and whether the draft would propose it, [N, K]; valid_NK: what has a weight."""
+    """The additional loss of each token, and whether the draft would propose it; both [N, K]. valid_NK: weighted
+    tokens.
+    """
     assert isinstance(options, DsparkOptions)
     logits_NKV = token_logits(config, weights, hidden_NKM, head_VM, tokens_NK)
     right_NK = logits_NKV.argmax(-1) == tokens_NK
@@ -61,7 +63,7 @@ def block_losses(
 
 
 def _before(tokens_NK: Tensor) -> Tensor:
-    """The token before each one; of the anchor, which is not predicted, itself."""
+    """The token before each token; for the anchor, which is not predicted, the anchor itself."""
     return torch.cat((tokens_NK[:, :1], tokens_NK[:, :-1]), dim=1)
 
 

@@ -35,14 +35,14 @@ def best_tokens(hidden_WM: Tensor, head: AnyHead, count: int) -> tuple[Tensor, T
 def token_logits(hidden_WM: Tensor, head: AnyHead, tokens_WC: Tensor) -> Tensor:
     """The logits of some tokens of each slot, [W, C], in float32 at least; only hidden_WM gets a gradient.
 
-    Memory: rows of the head for a part of the slots at a time, in both passes.
+    Memory: the head's rows for a part of the slots at a time, in both passes.
     """
     head_VM, hidden_WM, _, caps = folded(head, hidden_WM)
     return capped(_TokenLogits.apply(hidden_WM, head_VM, tokens_WC), caps.own)
 
 
 class BestTokens:
-    """The best tokens of a chunk of rows after the tiles so far: values_RC and tokens_RC, the best first."""
+    """The best tokens of a chunk of rows, after the tiles so far: values_RC and tokens_RC, the best first."""
 
     def __init__(self, length: int, count: int, dtype: torch.dtype, device: torch.device) -> None:
         self.values_RC = torch.full((length, count), -torch.inf, dtype=dtype, device=device)
@@ -52,7 +52,9 @@ class BestTokens:
         self.best_of = topk_by_groups if device.type == "cuda" else torch.topk
 
     def add(self, logits_RT: Tensor, start: int) -> None:
-        """Take in a tile, whose first column is the token `start`; leaves it as it is."""
+        """Merge a tile of logits into the best tokens so far. start: the token of its first column. The tile is not
+        changed.
+        """
         count = self.values_RC.shape[1]
         if self.function is not None:
             pointers = (self.values_RC.data_ptr(), self.tokens_RC.data_ptr())
@@ -66,11 +68,12 @@ class BestTokens:
 
 
 def topk_by_groups(logits_RT: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`torch.topk` of each row: the values, [R, count], the best first, and their columns; of equal ones any.
+    """`torch.topk` of each row by groups of columns: values [R, count], best first, and their columns; ties are
+    arbitrary.
 
-    The `count` best lie in the `count` groups of neighbouring columns with the best maxima, or in columns behind the
-    last whole group: every logit of another group has at least `count` that are not smaller. So a GPU, whose topk goes
-    through a row many times, reads it once, and then a few columns.
+    The best lie in the `count` groups with the largest maxima, or behind the last whole group: any logit of another
+    group has `count` logits that are not smaller. A GPU's topk reads a row many times; this reads it once, and then a
+    few columns.
     """
     rows, columns = logits_RT.shape
     groups = columns // GROUP

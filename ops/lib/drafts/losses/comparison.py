@@ -47,9 +47,9 @@ CAST = 4096  # tokens whose rows of the head are cast at a time
 
 @frozen(eq=False)
 class Comparison:
-    """Per slot [W], in float32 (float64 for float64 inputs): see above; None where it was not asked for.
+    """Measures of each slot, [W], in float32 (float64 for float64 inputs); None if not requested.
 
-    correct_W: whether the best token of the draft, with its bias, is the label, bool; of equal ones the first.
+    correct_W: whether the draft's best token, with its bias, is the label; of equal logits the first counts.
     """
 
     ce_W: Tensor
@@ -75,13 +75,13 @@ def compare(
     alike_W: Tensor | None = None,
     checked: bool = False,
 ) -> Comparison:
-    """Cross-entropy, and with a teacher kl, l1 and overlap, unless divergence or distances is False.
+    """Compare the draft's logits with labels and a teacher: cross-entropy, and if requested kl, l1 and overlap.
 
-    All are differentiable with respect to hidden_WM and the bias's latents and table, together in one backward pass.
-    alike_W, int64, on the CPU on every device: slots with the same number have equal rows of the teacher, whose logits
-    are made once.
-    dtypes of products, checked and IndexError as in `head_cross_entropy`. Memory: the gradients, of the table in
-    float32 at least, and the logits of some slots, both sides'.
+    All are differentiable with respect to hidden_WM and the bias's latents and table, in one common backward pass.
+    divergence, distances: whether to compute kl, and l1 with overlap. alike_W, int64, always on the CPU: slots with the
+    same number have equal teacher rows, whose logits are computed once.
+    dtypes of products, `checked` and IndexError are as in `head_cross_entropy`. Memory: the gradients (the table's in
+    at least float32), and both sides' logits of some slots.
     """
     given = _given(hidden_WM, head, labels_W, teacher_WM, bias, alike_W, checked)
     wanted = _Wanted(divergence and teacher_WM is not None, distances and teacher_WM is not None)
@@ -102,10 +102,10 @@ def compare_and_sum(
     alike_W: Tensor | None = None,
     checked: bool = False,
 ) -> tuple[Tensor, Comparison]:
-    """The sum of the objectives of all slots, float64 [], and their comparison, without a gradient.
+    """The sum of an objective over all slots, float64 [], and their comparison without gradient.
 
-    The sum is differentiable in what `compare` is. The objective is called for some slots after the others, and not
-    again in the backward pass. All else as in `compare`.
+    The sum is differentiable like the results of `compare`, whose arguments it takes. The objective is called for one
+    part of the slots after another, and not again in the backward pass.
     """
     given = _given(hidden_WM, head, labels_W, teacher_WM, bias, alike_W, checked)
     wanted = _Wanted(divergence and teacher_WM is not None, distances and teacher_WM is not None)
@@ -131,7 +131,7 @@ class _Wanted:
 
 @frozen(eq=False)
 class _Shared:
-    """Which row of the teacher each slot has, int64, ascending: on the host, which cuts by it, and on the device."""
+    """The teacher's row of each slot, int64, ascending; on the host, for cutting, and on the device."""
 
     of_W: Tensor
     on_device_W: Tensor
@@ -139,7 +139,7 @@ class _Shared:
 
 @frozen(eq=False)
 class _Given:
-    """Tensors that a comparison is made of, with the slots in the order order_W.
+    """The tensors of a comparison, with the slots in the order order_W.
 
     tensors: hidden, latents, table, the teacher's rows, the head, labels; with the caps as `folded` gives them. shared:
     where slots share rows of the teacher.
@@ -267,13 +267,13 @@ class _Sum(torch.autograd.Function):
 
 
 def _cast(gradients: Sequence[Tensor | None], leaves: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Each in the dtype of what it is the gradient of."""
+    """The gradients, each in the dtype of its leaf."""
     pairs = zip(gradients, leaves, strict=True)
     return [None if each is None or leaf is None else each.to(leaf.dtype) for each, leaf in pairs]
 
 
 def _values(found_nW: Tensor, wanted: _Wanted) -> tuple[Tensor | None, ...]:
-    """ce, kl, l1 and overlap, each with its own memory."""
+    """ce, kl, l1 and overlap as separate tensors; None for those not wanted."""
     is_wanted = (True, wanted.divergence, wanted.distances, wanted.distances)
     return tuple(found_nW[place].clone() if wants else None for place, wants in enumerate(is_wanted))
 
@@ -285,7 +285,7 @@ def _comparison(found_nW: Tensor, correct_W: Tensor, wanted: _Wanted) -> Compari
 
 
 def _weighed(objective: Objective, values: Comparison, slots_R: Tensor, masses_2R: Tensor) -> tuple[Tensor, Weights]:
-    """The objective of some slots, and its slope in each of their values; masses_2R: above and below."""
+    """The objective of some slots, and its derivative by each of their measures. masses_2R: above and below."""
     leaves = [values.ce_W, values.kl_W, values.l1_W, values.overlap_W]
     present = [leaf.requires_grad_() for leaf in leaves if leaf is not None]
     with torch.enable_grad():
@@ -297,20 +297,20 @@ def _weighed(objective: Objective, values: Comparison, slots_R: Tensor, masses_2
 
 
 def _of_l1(of_l1_W: Tensor | None, of_overlap_W: Tensor | None) -> Tensor | None:
-    """Weight of l1's slope with the overlap's part, whose slope is -1/2 of l1's."""
+    """The weight of l1's derivative, including the overlap's part, whose derivative is -1/2 of l1's."""
     if of_overlap_W is None:
         return of_l1_W
     return of_overlap_W / -2 if of_l1_W is None else of_l1_W - of_overlap_W / 2
 
 
 def _of(weights: Weights, rows: slice) -> Weights:
-    """Weights of some slots, in memory of their own: compiled functions look at the sizes of what they are views of."""
+    """The weights of some slots, copied: compiled functions would depend on the size of a viewed tensor."""
     given = (weights.of_ce_R, weights.of_kl_R, weights.of_l1_R, weights.above_R, weights.below_R)
     return Weights(*(None if values_W is None else values_W[rows].clone() for values_W in given))
 
 
 class _Slots:
-    """The slots, and the logits of some of them at a time.
+    """The slots of a comparison, and the logits of some of them at a time.
 
     dtype: of logits, sums and values; product: of the factors of products. Both as in head.py's Tiles. slope_RV: of the
     draft's soft cap, for the slots whose logits were made last.
@@ -339,7 +339,7 @@ class _Slots:
         self.slope_RV = None if caps.own is None else torch.empty_like(self._memory_NV[: self.rows])
 
     def not_measured(self) -> tuple[Tensor, Tensor]:
-        """What is found of each slot, zeros [n, W], and which ones are correct, to be filled in."""
+        """Empty results for all slots, to be filled in: zeros [n, W], and the flags of correct slots."""
         count = len(self.hidden_WM)
         found_nW = self.hidden_WM.new_zeros(BELOW + 1, count, dtype=self.dtype)
         return found_nW, torch.empty_like(self.labels_W, dtype=torch.bool)
@@ -358,7 +358,7 @@ class _Slots:
         return [slice(start, start + size) for start in range(0, len(self.head_VM), size)]
 
     def softmaxes(self, rows: slice, divergence: bool = False, *, with_teacher: bool = True) -> _Softmaxes:
-        """Softmaxes of some slots; the memory of logits is that of the slots before."""
+        """The softmaxes of some slots; they reuse the logits memory of earlier slots."""
         hidden_RM, labels_R = self.hidden_WM[rows], self.labels_W[rows].clone()  # in memory of their own, as in `_of`
         if self.teacher_UM is None or not with_teacher:
             draft_RV = self._logits(hidden_RM, rows)
@@ -379,7 +379,7 @@ class _Slots:
         return _Softmaxes(self.functions, labels_R, draft, teacher, of_R, gap_R)
 
     def _logits(self, states_NM: Tensor, rows: slice | None, place: int = 0) -> Tensor:
-        """[N, V], in memory from row `place` on; the first states are the slots `rows`, whose bias they get."""
+        """Logits [N, V], written from row `place` of the buffer on. rows: the slots whose bias the first states get."""
         out_NV, states_NM = self._memory_NV[place : place + len(states_NM)], states_NM.to(self.product)
         latent_Rr = None if rows is None or self.latent_Wr is None else self.latent_Wr[rows].to(self.product)
         own = 0 if rows is None else len(self.hidden_WM[rows])
@@ -398,7 +398,7 @@ class _Slots:
 
 @frozen(eq=False)
 class _Softmaxes:
-    """Softmaxes of some slots, and of the teacher's rows that they are compared with. gap_R: of the divergence."""
+    """The softmaxes of some slots, and of the teacher's rows for them. gap_R: part of the divergence."""
 
     functions: WholeRows
     labels_R: Tensor
@@ -408,7 +408,7 @@ class _Softmaxes:
     gap_R: Tensor | None = None
 
     def measured(self, distances: bool) -> tuple[Tensor, Tensor]:
-        """What is found of each slot, [n, R], and which ones are correct."""
+        """The measures of each slot, [n, R], and whether each is correct."""
         found_nR = self.draft.d_N.new_zeros(BELOW + 1, len(self.labels_R))
         found_nR[CE] = torch.logaddexp(self.draft.d_N, torch.zeros_like(self.draft.d_N))
         if self.gap_R is not None and self.teacher is not None:
@@ -420,12 +420,12 @@ class _Softmaxes:
         return found_nR.to(self.draft.values_NV.dtype), self.draft.correct_N
 
     def slope(self, weights: Weights) -> Tensor:
-        """Slope of the weighted sum in the logits, [R, V]; what was measured is measured no more."""
+        """The derivative of the weighted sum by the logits, [R, V]; it overwrites what was measured."""
         return self.functions.slope(self.draft, self.teacher, self.of_R, self.labels_R, weights)
 
 
 class _Gradients:
-    """Gradients of hidden states, latents and table, as far as they are needed, in the dtype of sums."""
+    """The gradients of hidden states, latents and table, as far as needed, in the dtype of sums."""
 
     def __init__(self, slots: _Slots, needed: Sequence[bool]) -> None:
         self.slots = slots
@@ -436,7 +436,7 @@ class _Gradients:
         ]
 
     def add(self, rows: slice, slope_RV: Tensor) -> None:
-        """The slots' part, of their slope in the logits, in the dtype of products."""
+        """Add some slots' part to the gradients. slope_RV: derivative by their logits, in the dtype of products."""
         slots = self.slots
         hidden_sum_WM, latent_sum_Wr, table_sum_Vr = self.tensors
         if hidden_sum_WM is not None:
@@ -454,7 +454,7 @@ class _Gradients:
 
 
 def rows_at_once(device: torch.device, vocabulary: int) -> int:
-    """Slots whose logits are in memory."""
+    """The number of slots whose logits are in memory at a time."""
     if device.type == "cuda":
         return max(1, CUDA_LOGITS // vocabulary)
     return max(CPU_ROWS, CPU_LOGITS // vocabulary)

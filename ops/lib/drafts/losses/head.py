@@ -36,14 +36,15 @@ CUDA_TILE = (8192, 8192)  # 256 MiB in float32: large enough for the products' f
 def head_cross_entropy(
     hidden_WM: Tensor, head: AnyHead, labels_W: Tensor, *, checked: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """-log softmax(hidden head^T)[label] of every slot [W], and whether its best token is its label, bool [W].
+    """The cross-entropy of every slot, -log softmax(hidden head^T)[label], [W], and whether its best token is the
+    label.
 
-    The cross-entropy is float32 (float64 for float64 inputs). Only hidden_WM gets a gradient, made in the forward
-    pass if it is requested. Of equal best tokens the first counts, as in torch.argmax. V must be at least 2.
-    Products: in the inputs' dtype; on the CPU at least float32. Memory: the gradient [W, M], one tile of
-    logits, and a tile's rows of sums [R, M].
-    checked: the caller knows that all labels are tokens; checking them waits for the device.
-    Raises IndexError for a label outside the vocabulary, unless checked.
+    It is float32 (float64 for float64 inputs). Only hidden_WM gets a gradient, made in the forward pass if requested.
+    Of equal best tokens the first counts, as in torch.argmax. V must be at least 2.
+    Products have the inputs' dtype; on the CPU at least float32. Memory: the gradient [W, M], one tile of logits, and a
+    tile's rows of sums [R, M].
+    checked: the caller knows that all labels are valid; checking them waits for the device. Raises IndexError for a
+    label outside the vocabulary, unless checked.
     """
     ce_W, correct_W, _ = head_cross_entropy_and_best(hidden_WM, head, labels_W, 0, checked=checked)
     return ce_W, correct_W
@@ -63,7 +64,7 @@ def head_cross_entropy_and_best(
 def head_kl(
     hidden_WM: Tensor, teacher_WM: Tensor, head: AnyHead, labels_W: Tensor, *, checked: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """KL(softmax(teacher head^T) || softmax(hidden head^T)) of every slot [W], and whether hidden's best is the label.
+    """KL(softmax(teacher head^T) || softmax(hidden head^T)) of every slot [W], and whether its best token is the label.
 
     dtypes, gradient, checked and errors as in `head_cross_entropy`; four products instead of two, three tiles of
     logits. With a `Head` the teacher's logits are made by the target's settings.
@@ -76,14 +77,14 @@ def head_kl(
 
 
 def choose_head(device: torch.device) -> tuple[str, Sweep]:
-    """How logits are gone through on this device: a name for the log, and what goes over one tile of them."""
+    """The way to process logits on a device: a name for the log, and the function that processes a tile."""
     name, sweep = choose_sweep(device)
     rows, columns = _tile(device)
     return f"tiles of {rows} x {columns}, sweep: {name}", sweep
 
 
 def check_labels(labels_W: Tensor, head_VM: Tensor) -> None:
-    """Raise IndexError for labels that are no token; waits for the device."""
+    """Check that all labels are valid tokens; waits for the device. Raises IndexError."""
     if not len(labels_W):
         return
     least, most = (int(bound) for bound in labels_W.aminmax())
@@ -189,9 +190,9 @@ class _Divergence(torch.autograd.Function):
 
 
 class Tiles:
-    """How the rows and the vocabulary are cut on this device, the dtypes, the sweep, and the memory of the tiles.
+    """The tiles of rows and vocabulary on a device, with dtypes, the sweep function, and buffers.
 
-    `dtype` is that of logits, sums and loss, `product` that of the factors of the matrix products.
+    dtype: of logits, sums and loss. product: of the factors of matrix products.
     """
 
     def __init__(self, hidden_WM: Tensor, head_VM: Tensor):
@@ -204,7 +205,7 @@ class Tiles:
         self._memory: dict[int, Tensor] = {}
 
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
-        """(first token, the head's rows from there [C, M]) tile by tile."""
+        """Iterate over tiles as pairs: the first token, and the head's rows from there [C, M]."""
         for start in range(0, len(self.head_VM), self.columns):
             yield start, self.head_VM[start : start + self.columns].to(self.product)
 
@@ -216,7 +217,7 @@ class Tiles:
         return [slice(start, start + size) for start in range(0, length, size)]
 
     def scratch(self, shape: tuple[int, int], number: int) -> Tensor:
-        """A tile in memory that every call with the same number uses again; the first shape is the largest."""
+        """A tile of memory that calls with the same number share; the first shape must be the largest."""
         if number not in self._memory:
             self._memory[number] = torch.empty(shape[0] * shape[1], dtype=self.dtype, device=self.device)
         return self._memory[number][: shape[0] * shape[1]].view(shape)
@@ -224,14 +225,16 @@ class Tiles:
 
 @frozen(eq=False)
 class Bias:
-    """What a draft adds to the frozen head's logits of its slots: latent_Wr table_Vr^T, both differentiable."""
+    """The term that a draft adds to the frozen head's logits of its slots: latent_Wr table_Vr^T, both
+    differentiable.
+    """
 
     latent_Wr: Tensor
     table_Vr: Tensor
 
 
 class HeadSoftmax:
-    """The softmax over the logits of a chunk of rows, and the head's rows summed with it, tile by tile."""
+    """The softmax over a chunk of rows, and the head's rows weighted by it, computed tile by tile."""
 
     def __init__(
         self,
@@ -251,7 +254,7 @@ class HeadSoftmax:
         self.sum_RM = torch.zeros_like(hidden_RM, dtype=tiles.dtype) if with_gradient else None
 
     def logits(self, head_CM: Tensor, number: int) -> Tensor:
-        """Logits of a tile, [R, C], in the scratch memory of that number."""
+        """The logits of a tile, [R, C], in the scratch memory of that number."""
         out = self.tiles.scratch((len(self.hidden_RM), len(head_CM)), number)
         set_product(out, self.hidden_RM, head_CM)
         if self.soft_cap is not None:
@@ -260,7 +263,7 @@ class HeadSoftmax:
         return out
 
     def add(self, logits_RC: Tensor, start: int, head_CM: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Take a tile into the sums; its exponentials, and the scale of the sums made before, as a Sweep gives them."""
+        """Add a tile to the sums. Returns its exponentials, and the scale for earlier sums, as a Sweep gives them."""
         p_RC, scale_R = self.tiles.sweep(self.state, logits_RC, start, head_CM.dtype)
         if self.sum_RM is not None:
             if scale_R is not None:
@@ -279,7 +282,7 @@ class HeadSoftmax:
 def add_gap(
     gap_R: Tensor, draft_RC: Tensor, teacher: HeadSoftmax, teacher_RC: Tensor, start: int, head_CM: Tensor
 ) -> Tensor:
-    """gap_R plus the tile's sum of exp(teacher - reference) (teacher - draft); takes the tile into its sums."""
+    """Add a tile to gap_R, the sum of exp(teacher - reference) (teacher - draft), and to the teacher's sums."""
     gap_RC = torch.sub(teacher_RC, draft_RC, out=teacher.tiles.scratch(tuple(draft_RC.shape), 2))
     p_RC, scale_R = teacher.add(teacher_RC, start, head_CM)
     return (gap_R if scale_R is None else gap_R * scale_R) + gap_RC.mul_(p_RC).sum(dim=1)
@@ -296,7 +299,7 @@ def cap_slope(capped: Tensor, soft_cap: float) -> Tensor:
 
 
 def set_product(out: Tensor, hidden_RM: Tensor, head_CM: Tensor) -> None:
-    """out = hidden_RM head_CM^T, in the dtype of out, which CUDA makes of narrower factors (out_dtype)."""
+    """out = hidden_RM head_CM^T, in the dtype of out; CUDA computes it from narrower factors (out_dtype)."""
     if head_CM.dtype == out.dtype:
         torch.mm(hidden_RM, head_CM.T, out=out)
     else:
@@ -304,9 +307,9 @@ def set_product(out: Tensor, hidden_RM: Tensor, head_CM: Tensor) -> None:
 
 
 def add_product(sum_RM: Tensor, p_RC: Tensor, head_CM: Tensor) -> None:
-    """sum_RM += p_RC head_CM, in place; factors narrower than the sum are multiplied with the sum's precision.
+    """sum_RM += p_RC head_CM, in place, with the precision of the sum.
 
-    CUDA adds to the sum in the product itself (out_dtype, which no other device has), without a temporary [R, M].
+    CUDA adds within the product (out_dtype, which other devices lack), without a temporary [R, M].
     """
     if head_CM.dtype == sum_RM.dtype:
         sum_RM.addmm_(p_RC, head_CM)

@@ -11,18 +11,20 @@ OF_TEACHER: tuple[LossKind, ...] = ("kl", "l1", "lk", "nla")
 
 
 class Terms(Protocol):
-    """An algorithm's table of train_dflash. base: the weight of the kind's loss beside the algorithm's own terms."""
+    """A base class of an algorithm's table in train_dflash. base: weight of the standard loss beside its own terms."""
 
     @property
     def base(self) -> float: ...
     @property
     def needs_teacher(self) -> bool: ...
     def sizes(self) -> Mapping[str, Any]:
-        """The fields of the algorithm's config."""
+        """The values of the algorithm's config fields."""
 
 
 def needs_teacher(kind: LossKind, terms: Terms | None = None) -> bool:
-    """Whether the loss reads the target's distribution, which its final hidden states give; the others read labels."""
+    """Whether a loss needs the target's distribution, computed from its final hidden states; other losses need labels
+    only.
+    """
     return kind in OF_TEACHER or (terms is not None and terms.needs_teacher)
 
 

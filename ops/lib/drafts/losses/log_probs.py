@@ -15,10 +15,11 @@ from ops.lib.vision.batch import ModelInputs
 
 @torch.no_grad()
 def token_log_probs(target: Target, inputs: ModelInputs) -> Tensor:
-    """Log-probability of input_ids[:, 1:], each given all that stands before it, float32 [B, S - 1]; padding gets 0.
+    """The log-probability of each token of input_ids[:, 1:], given all tokens before it, float32 [B, S - 1]; 0 for
+    padding.
 
-    One forward pass up to the final norm; the head is applied tile by tile, so that no logits [B, S, vocabulary] are
-    kept. Raises IndexError for ids outside the vocabulary.
+    One forward pass up to the final norm; the head is applied tile by tile, so that no logits [B, S, vocabulary] exist.
+    Raises IndexError for ids outside the vocabulary.
     """
     hidden_BSM = target.hidden(inputs)
     labels = inputs.input_ids[:, 1:]

@@ -22,13 +22,14 @@ LK_ETA = 3.0  # arXiv 2602.23881: how fast the divergence gives way as the overl
 
 @frozen(kw_only=True)
 class Loss:
-    """Which loss a draft is trained with.
+    """The loss with which a draft is trained.
 
-    dflash: cross-entropy with the slots' weights (arXiv 2602.06036, section 4.2). focal: that times
-    (1 - p)^focal_gamma, p the label's probability (arXiv 1708.02002, equation 4). dpace: weights from the draft's own
-    confidence, smoothed by dpace_alpha (arXiv 2605.18810, equations 7 to 9). The others have the slots' weights too,
-    and are distances from the target's distribution: kl the divergence (DistillSpec, arXiv 2310.08461), l1 the sum of
-    the absolute differences, lk and nla the two LK losses (arXiv 2602.23881). own: the terms of the draft's algorithm.
+    dflash: cross-entropy with the slots' weights (arXiv 2602.06036, section 4.2). focal: that times (1 -
+    p)^focal_gamma, p the label's probability (arXiv 1708.02002, equation 4). dpace: weights from the draft's own
+    confidence, smoothed by dpace_alpha (arXiv 2605.18810, equations 7 to 9).
+    The others are weighted distances from the target's distribution: kl is the divergence (DistillSpec, arXiv
+    2310.08461), l1 the sum of absolute differences, lk and nla the two LK losses (arXiv 2602.23881). own: further terms
+    of the draft's algorithm.
     """
 
     kind: LossKind = "dflash"
@@ -42,17 +43,16 @@ class Loss:
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether it reads the target's distribution, which its final hidden states give."""
+        """Whether the loss needs the target's distribution, computed from its final hidden states."""
         return needs_teacher(self.kind, self.own)
 
 
 @frozen(eq=False)
 class SlotLosses:
-    """Losses of the slots.
+    """The losses of weighted slots.
 
-    values_W: the losses, differentiable; correct_W: whether the best token is the label, bool. overlap_W: sum over the
-    tokens of min(draft, target), the probability that a sampled token is accepted; without a gradient; only where it
-    was asked for.
+    values_W: differentiable. correct_W: whether the best token is the label, bool. overlap_W: the probability that a
+    sampled token is accepted, sum over tokens of min(draft, target); without gradient, only on request.
     """
 
     values_W: Tensor
@@ -72,12 +72,11 @@ def slot_losses(
     alike_W: Tensor | None = None,
     checked: bool = False,
 ) -> SlotLosses:
-    """The losses of the slots before any weight; differentiable in hidden_WM and in the bias's latents and table.
+    """The losses of slots before weighting; differentiable in hidden_WM and in the bias's latents and table.
 
-    kl, l1, lk and nla read teacher_WM, the target's final hidden states; dflash, dpace and focal are the
-    cross-entropy, and read it only for the overlap. alike_W as in `compare`; dtypes, checked and IndexError as in
-    `head_cross_entropy`.
-    Raises DataError if a teacher is needed and missing.
+    kl, l1, lk and nla need teacher_WM, the target's final hidden states. dflash, dpace and focal are the cross-entropy,
+    and need it only for the overlap. alike_W is as in `compare`; dtypes, checked and IndexError are as in
+    `head_cross_entropy`. Raises DataError if a needed teacher is missing.
     """
     if teacher_WM is None and (with_overlap or needs_teacher(kind)):
         raise DataError(f'the loss "{kind}" needs the target\'s final hidden states')
@@ -104,7 +103,7 @@ def slot_losses(
 
 
 def value_of(kind: LossKind, found: Comparison) -> Tensor:
-    """The loss of a kind."""
+    """The loss of each slot by its kind, from a comparison."""
     if not needs_teacher(kind):
         return found.ce_W
     if kind == "kl":
@@ -121,13 +120,12 @@ def value_of(kind: LossKind, found: Comparison) -> Tensor:
 
 
 def combine(loss: Loss, values_W: Tensor, weights_NK: Tensor, rows_W: Tensor, added_W: Tensor | None = None) -> Tensor:
-    """The sum over the weighted slots, float64 []: differentiable in values_W, to be divided by `denominator`.
+    """The weighted sum of the slots' losses, float64 []: differentiable in values_W, to be divided by `denominator`.
 
-    values_W: of `slot_losses`. rows_W (int64, each slot once) says which
-    slot: n * K + k; slots of weight 0 among them count nothing. weights_NK: the slots' weights, 0 for slots outside the
-    mask and for slot 0. added_W: an algorithm's own loss of each slot, to which the same weights apply, without the
-    focal factor.
-    focal: sum(w (1 - p)^gamma CE), p = exp(-CE), the gradient through both factors. dpace: sum(c CE) with c of
+    values_W: from `slot_losses`. rows_W: int64, the slot of each as n * K + k, without repetition. weights_NK: the
+    slots' weights, 0 outside the mask and for slot 0. added_W: an algorithm's own loss of each slot, with the same
+    weights but without the focal factor.
+    focal: sum(w (1 - p)^gamma CE), p = exp(-CE), with gradient through both factors. dpace: sum(c CE) with c of
     `dpace_weights`. All others: sum(w value).
     """
     values_W = values_W.to(torch.float64)
@@ -144,7 +142,7 @@ def combine(loss: Loss, values_W: Tensor, weights_NK: Tensor, rows_W: Tensor, ad
 
 
 def weighted_sum(values_W: Tensor, weights_NK: Tensor, rows_W: Tensor) -> Tensor:
-    """sum(w value), float64 []."""
+    """The weighted sum of the values, sum(w value), float64 []."""
     return (_weights_of(weights_NK, rows_W) * values_W.to(torch.float64)).sum()
 
 
@@ -153,17 +151,17 @@ def _weights_of(weights_NK: Tensor, rows_W: Tensor) -> Tensor:
 
 
 def denominator(loss: Loss, weights_NK: Tensor) -> float:
-    """What the sum is divided by: sum(w); for dpace the number of blocks with a weighted slot."""
+    """The divisor of the summed loss: sum(w); for dpace the number of blocks with a weighted slot."""
     if loss.kind == "dpace":
         return float((weights_NK > 0).any(dim=1).sum())
     return float(weights_NK.sum(dtype=torch.float64))
 
 
 def dpace_weights(ce_W: Tensor, weights_NK: Tensor, rows_W: Tensor, alpha: float) -> Tensor:
-    """D-PACE's weight of each weighted slot, float64 [W]: how much of the expected accepted length depends on it.
+    """D-PACE's weight of each weighted slot, float64 [W]: the part of the expected accepted length that depends on it.
 
-    With q = exp(-CE) and q~ = (1 - alpha) q + alpha: c_j = sum over m >= j of prod over i <= m of q~_i, over the slots
-    1.. of a block up to the first one without weight; 0 behind that one and for slot 0.
+    With q = exp(-CE) and q~ = (1 - alpha) q + alpha: c_j = sum over m >= j of prod over i <= m of q~_i. The slots are
+    1.. of a block, up to the first one without weight; later slots and slot 0 get 0.
     """
     smoothed_W = (1 - alpha) * torch.exp(-ce_W.to(torch.float64)) + alpha
     q_NK = torch.zeros(weights_NK.shape, dtype=torch.float64, device=weights_NK.device)

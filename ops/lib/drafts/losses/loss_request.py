@@ -11,12 +11,12 @@ from torch import Tensor
 
 @frozen(eq=False)
 class Asked:
-    """Request for the losses of some slots.
+    """A request for the losses of some slots, passed to an algorithm.
 
-    hidden_WM: the draft's states, each of which predicts one token. rows_W, int64: which, n * K + k for the token k
-    behind the anchor of block n; a row with k = 0 has no weight. tokens_NK: the true tokens. weights_NK, float32: how
-    much each counts. teacher_WM: the target's final states that predict the same tokens, where the loss asks for them;
-    slots with the same number in alike_W, int64 on the CPU, have the same.
+    hidden_WM: the draft's states, each of which predicts one token. rows_W, int64: n * K + k for the token k after the
+    anchor of block n; k = 0 has no weight. tokens_NK: the true tokens. weights_NK, float32: their weights. teacher_WM:
+    the target's final states for the same tokens, if the loss needs them. alike_W, int64 on the CPU: slots with equal
+    numbers have equal teacher states.
     """
 
     hidden_WM: Tensor
@@ -32,18 +32,18 @@ class Asked:
 
     @property
     def before_W(self) -> Tensor:
-        """The true token before each one."""
+        """The true token before each of the requested tokens."""
         return self.tokens_NK.flatten().index_select(0, (self.rows_W - 1).clamp(min=0))
 
 
 @frozen(eq=False)
 class Outcome:
-    """Losses that an algorithm found for the slots.
+    """The losses that an algorithm computed for the slots.
 
-    losses_W: of each token, which the slots' weights and D-PACE's confidences are applied to. correct_W, bool: the
-    draft would propose the true token. added_W: more loss, with the same weights. found: the `metrics` of the
-    algorithm's config, each [W], without a gradient. total, []: all of it already summed with `combine`, which has the
-    gradient then instead of losses_W and added_W.
+    losses_W: per token, to be multiplied by the slots' weights and D-PACE's confidences. correct_W, bool: whether the
+    draft would propose the true token. added_W: further loss with the same weights. found: the `metrics` of the
+    algorithm's config, each [W], without gradient. total, []: the sum of all, made by `combine`; if given, it has the
+    gradient instead of losses_W and added_W.
     """
 
     losses_W: Tensor

@@ -15,10 +15,10 @@ from dsl.errors import ConfigError
 
 
 def draw_anchors(loss_mask_S: Tensor, num_anchors: int, *, seed: int, epoch: int, sample: int) -> Tensor:
-    """Up to num_anchors positions p with p and p + 1 in the loss mask, int64 [A], ascending, without replacement.
+    """Up to num_anchors random positions p with p and p + 1 in the loss mask, int64 [A], ascending, all different.
 
-    The draw depends only on (seed, epoch, sample) and the loss mask: it is the same in every batch and on every rank.
-    The last position but one counts as well: a block that runs over the end keeps its valid slots.
+    The draw depends only on (seed, epoch, sample) and the loss mask, so it is the same in every batch and on every
+    rank. A block may run over the end, and keeps its valid slots.
     """
     eligible = (loss_mask_S[:-1] & loss_mask_S[1:]).nonzero().squeeze(1)
     digest = hashlib.sha256(f"{seed}/{epoch}/{sample}".encode()).digest()
@@ -28,14 +28,14 @@ def draw_anchors(loss_mask_S: Tensor, num_anchors: int, *, seed: int, epoch: int
 
 
 def block_tokens(input_ids_S: Tensor, anchors_A: Tensor, block_size: int, mask_token_id: int) -> Tensor:
-    """The noise blocks as ids, int64 [A, K]: the anchor's token in slot 0, the mask token in all others."""
+    """The input tokens of the blocks, int64 [A, K]: the anchor's token in slot 0, the mask token in all others."""
     blocks_AK = torch.full((len(anchors_A), block_size), mask_token_id, dtype=torch.int64)
     blocks_AK[:, 0] = input_ids_S[anchors_A]
     return blocks_AK
 
 
 def block_labels(input_ids_S: Tensor, anchors_A: Tensor, block_size: int) -> Tensor:
-    """The token at anchor + k for every slot k, int64 [A, K]; 0 behind the end, where the weight is 0 as well."""
+    """The token at anchor + k for every slot k, int64 [A, K]; 0 past the end, where the weight is 0 as well."""
     positions_AK = anchors_A[:, None] + torch.arange(block_size)
     inside_AK = positions_AK < len(input_ids_S)
     return torch.where(inside_AK, input_ids_S[positions_AK.clamp(max=len(input_ids_S) - 1)], 0)
@@ -45,12 +45,11 @@ _GAMMAS = {17: 7.0, 16: 7.0, 10: 5.0, 8: 4.0}  # the first for 16 proposals, whi
 
 
 def block_weights(block_size: int, gamma: float | None = None) -> Tensor:
-    """Loss weight of each slot of a block, float32 [K].
+    """The loss weight of each slot of a block, float32 [K].
 
-    w[0] = 0 (the anchor is given), w[k] = exp(-(k - 1) / gamma). gamma defaults to 7 / 5 / 4 for block sizes 16 and
-    17 / 10 / 8 and to half the block size for others.
-    Sources: DFlash, arXiv 2602.06036, section 4.2; of 17, ModelOpt's DSpark of 16 proposals.
-    Raises ConfigError if gamma <= 0.
+    w[0] = 0 (the anchor is given), w[k] = exp(-(k - 1) / gamma). gamma defaults to 7 / 5 / 4 for block sizes 16 and 17
+    / 10 / 8, and to half the block size for others. Sources: DFlash, arXiv 2602.06036, section 4.2; for 17, ModelOpt's
+    DSpark with 16 proposals. Raises ConfigError if gamma <= 0.
     """
     gamma = _GAMMAS.get(block_size, block_size / 2) if gamma is None else gamma
     if gamma <= 0:
@@ -74,11 +73,10 @@ def slot_weights(loss_mask_S: Tensor, anchors_A: Tensor, weights_K: Tensor) -> T
 
 @frozen(eq=False)
 class Weighted:
-    """Weighted slots of some blocks.
+    """The weighted slots of some blocks.
 
-    rows_W: n * K + k of each weighted slot, int64, ascending; a step needs them on the device that computes. before: of
-    how many blocks n -> the weighted slots of the first n blocks, for n = 0..N. least, most: the smallest and the
-    largest label of any slot.
+    rows_W: n * K + k of each, int64, ascending, on the computing device. before: before[n] is the number of weighted
+    slots in the first n blocks, n = 0..N. least, most: the smallest and the largest label of all slots.
     """
 
     rows_W: Tensor
@@ -88,8 +86,9 @@ class Weighted:
 
     @classmethod
     def of(cls, labels_NK: Tensor, weights_NK: Tensor) -> Weighted:
-        """Finds the weighted slots from labels and weights of N >= 1 blocks, whose device the rows are on. Waits for a
-        device other than the CPU.
+        """Find the weighted slots of N >= 1 blocks, on the device of the weights, from labels and weights.
+
+        It waits for a device other than the CPU.
         """
         weighted_NK = weights_NK > 0
         rows_W = weighted_NK.flatten().nonzero().squeeze(1)
@@ -98,10 +97,10 @@ class Weighted:
         return cls(rows_W, before, least, most)
 
     def rows(self, start: int, end: int) -> Tensor:
-        """Rows of the slots in the blocks [start, end)."""
+        """The rows of the weighted slots in the blocks [start, end)."""
         return self.rows_W[self.before[start] : self.before[end]]
 
     def check(self, vocabulary: int) -> None:
-        """Raise IndexError for labels that are no token."""
+        """Check that all labels are valid tokens. Raises IndexError."""
         if self.least < 0 or self.most >= vocabulary:
             raise IndexError(f"labels from {self.least} to {self.most} do not fit a vocabulary of {vocabulary}")

@@ -22,12 +22,12 @@ FEW_THREADS = 2  # with more threads torch's sweep, which uses them all, is fast
 
 
 class RowState:
-    """What is known of a chunk of rows after the tiles so far.
+    """The state of a softmax over a chunk of rows, after the tiles processed so far.
 
-    reference_R: what exponentials are taken against. best_R: the maximum (without the labels' logits if hide).
-    total_R (float64): sum exp(logit - reference). logit_R: the label's logit, ahead_R: whether it is larger than all
-    logits before it and not smaller than those behind it in its own tile; both set by the label's tile.
-    hide: labels' logits are left out of sums and maxima. labels_R None: none are watched.
+    reference_R: subtracted from logits before exp. best_R: the maximum (without the labels' logits if `hide`). total_R
+    (float64): sum exp(logit - reference). logit_R: the label's logit. ahead_R: whether it is larger than all earlier
+    logits, and not smaller than later ones in its own tile; both are set by the label's tile. hide: leave the labels'
+    logits out of sums and maxima. labels_R: None to watch none.
     """
 
     def __init__(self, length: int, dtype: torch.dtype, device: torch.device, labels_R: Tensor | None, hide: bool):
@@ -41,7 +41,7 @@ class RowState:
 
     @property
     def log_total_R(self) -> Tensor:
-        """log of the sum of exp(logit), float64."""
+        """The log of the sum of exp(logit), float64."""
         return self.total_R.log() + self.reference_R
 
     @property
@@ -68,7 +68,7 @@ def choose_sweep(device: torch.device) -> tuple[str, Sweep]:
 
 
 def torch_sweep(state: RowState, logits_RC: Tensor, start: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """The sweep in plain torch: any device, any dtype."""
+    """Process a tile in plain torch: for any device and dtype."""
     if state.labels_R is not None:
         _look(state, state.labels_R, logits_RC, start)
     top_R = logits_RC.amax(dim=1)
@@ -82,7 +82,7 @@ def torch_sweep(state: RowState, logits_RC: Tensor, start: int, dtype: torch.dty
 
 
 def _look(state: RowState, labels_R: Tensor, logits_RC: Tensor, start: int) -> None:
-    """Record the labels inside the tile, and remove their logits if they are hidden."""
+    """Record the logits of labels inside the tile, and remove them from it if they are to be hidden."""
     column_R = labels_R - start
     rows_L = ((column_R >= 0) & (column_R < logits_RC.shape[1])).nonzero()[:, 0]
     column_L, logits_LC = column_R[rows_L], logits_RC[rows_L]
@@ -96,7 +96,7 @@ def _look(state: RowState, labels_R: Tensor, logits_RC: Tensor, start: int) -> N
 def fusible_sweep(
     compute: Callable[..., tuple[Tensor, ...]], state: RowState, logits_RC: Tensor, start: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """The sweep by `compute` = `sweep_values` or its compiled form; never waits for the device."""
+    """Process a tile by `compute`: `sweep_values` or its compiled form. It never waits for the device."""
     before = (state.reference_R, state.best_R, state.total_R, state.logit_R, state.ahead_R)
     column_R = None if state.labels_R is None else state.labels_R - start
     p_RC, scale_R, *after = compute(logits_RC, column_R, state.hide, dtype, *before)
@@ -115,9 +115,9 @@ def sweep_values(
     logit_R: Tensor,
     ahead_R: Tensor,
 ) -> tuple[Tensor, ...]:
-    """exponentials, scale, and the new tensors of the state, without writing to any argument or reading a value.
+    """The exponentials, the scale, and the new tensors of the state; no argument is changed, and no value is read.
 
-    column_R is the label's column; outside the tile where the label is no token of it.
+    column_R: the label's column in the tile, outside of its range if the label lies in another tile.
     """
     if column_R is not None:
         inside_R = (column_R >= 0) & (column_R < logits_RC.shape[1])
@@ -145,7 +145,7 @@ def _compiled() -> Callable[..., tuple[Tensor, ...]]:
 def kernel_sweep(
     function: Callable[..., int], state: RowState, logits_RC: Tensor, start: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
-    """The sweep by the C function, in place; float64 goes through torch."""
+    """Process a tile by the C function, in place; float64 is done by torch."""
     if logits_RC.dtype != torch.float32:
         return torch_sweep(state, logits_RC, start, dtype)
     scale_R = torch.empty_like(state.reference_R)

@@ -24,10 +24,10 @@ from ops.lib.kernels.device import compiled
 
 @frozen(eq=False)
 class Side:
-    """The softmax of some rows: a probability is exp(logit - reference) * factor, factor in the dtype of the values.
+    """The softmax of some rows: a probability is exp(logit - reference) * factor, in the dtype of the values.
 
-    log_total_N: the log of the sum of exp(logit), float64. d_N: the log of the sum of the other tokens' probabilities
-    over the label's, float64, with all its digits. correct_N: whether the label is the first best token.
+    log_total_N: the log of the sum of exp(logit), float64. d_N: the log of the ratio of the other tokens' probability
+    to the label's, float64, without loss of digits. correct_N: whether the label is the first best token.
     """
 
     values_NV: Tensor
@@ -40,7 +40,7 @@ class Side:
 
 @frozen(eq=False)
 class Weights:
-    """How much each row's losses weigh, and what their slopes need beside the softmaxes; see comparison.py."""
+    """The weights of each row's losses, and further values for their gradients; see comparison.py."""
 
     of_ce_R: Tensor | None
     of_kl_R: Tensor | None
@@ -50,26 +50,31 @@ class Weights:
 
 
 class WholeRows(Protocol):
-    """of_R, int64: which row of the target each one of the draft is compared with; None: the one of its own number."""
+    """The functions that compare whole rows of logits on one kind of device.
+
+    of_R, int64, in all of them: the target's row for each row of the draft; None for the row of the same number.
+    """
 
     def normalised(self, logits_NV: Tensor, labels_N: Tensor) -> Side:
-        """The softmax; may use the memory of the logits."""
+        """The softmax of some rows; it may overwrite the logits."""
 
     def mean_gap(self, logits_RV: Tensor, teacher_UV: Tensor, of_R: Tensor | None) -> Tensor:
-        """sum p (y - x), float64 [R], of the logits y of the target and x, p the softmax of y."""
+        """sum p (y - x), float64 [R], with the target's logits y, the draft's logits x, and p = softmax(y)."""
 
     def distances(self, draft: Side, teacher: Side, of_R: Tensor | None) -> Tensor:
-        """l1, overlap, above and below, float64 [4, R]."""
+        """The sums l1, overlap, above and below of each row, float64 [4, R]."""
 
     def slope(
         self, draft: Side, teacher: Side | None, of_R: Tensor | None, labels_R: Tensor, weights: Weights
     ) -> Tensor:
-        """The weighted losses' slope in the logits, [R, V], in the dtype of products; may use the memory of the
-        draft's values."""
+        """The derivative of the weighted losses by the logits, [R, V], in the dtype of products.
+
+        It may overwrite the draft's values.
+        """
 
 
 def choose_rows(device: torch.device, dtype: torch.dtype, product: torch.dtype) -> WholeRows:
-    """The fastest functions for rows of this dtype; product: that of the factors of products."""
+    """The fastest implementation for rows of this dtype. product: the dtype of factors of products."""
     is_fast = device.type == "cpu" and dtype == torch.float32 and torch.get_num_threads() <= FEW_THREADS
     library = compiled_comparison() if is_fast else None
     return TorchRows(device, product) if library is None else CRows(library)
@@ -145,9 +150,7 @@ class CRows:
 
 
 def _side(values_NV: Tensor, reference_N: Tensor, others_N: Tensor, own_N: Tensor, correct_N: Tensor) -> Side:
-    """Side with its factors and logs. others_N: the sum of exp(logit - reference) without the label, whose logit is
-    own_N.
-    """
+    """A `Side` from its parts. others_N: sum of exp(logit - reference) without the label. own_N: the label's logit."""
     lead_N = own_N.double() - reference_N.double()
     total_N = others_N + lead_N.exp()
     return Side(
@@ -178,7 +181,7 @@ def _pointers(*tensors: Tensor) -> list[int]:
 
 
 def normaliser(logits_NV: Tensor, labels_N: Tensor) -> tuple[Tensor, ...]:
-    """reference, others, own and correct of `_side`."""
+    """The arguments reference, others, own and correct of `_side`, computed from logits and labels."""
     own_N = logits_NV.gather(1, labels_N[:, None])[:, 0]
     reference_N = logits_NV.amax(dim=1)
     others_NV = _with_labels((logits_NV - reference_N[:, None]).exp_(), labels_N, torch.zeros_like(own_N))
@@ -186,7 +189,7 @@ def normaliser(logits_NV: Tensor, labels_N: Tensor) -> tuple[Tensor, ...]:
 
 
 def row_gaps(logits_RV: Tensor, teacher_UV: Tensor, of_R: Tensor | None) -> Tensor:
-    """Computes `mean_gap` in torch."""
+    """The function `mean_gap` in torch."""
     teacher_RV = _beside(teacher_UV, of_R)
     p_RV = (teacher_RV - teacher_RV.amax(dim=1, keepdim=True)).exp()
     gap_R = (p_RV * (teacher_RV - logits_RV)).sum(dim=1, dtype=torch.float64)
@@ -202,7 +205,7 @@ def distance_sums(
     teacher_factor_U: Tensor,
     of_R: Tensor | None,
 ) -> Tensor:
-    """Computes `distances` in torch."""
+    """The function `distances` in torch."""
     q_RV = _probabilities(logits_RV, reference_R, factor_R)
     p_RV = _probabilities(
         *(_beside(values_U, of_R) for values_U in (teacher_UV, teacher_reference_U, teacher_factor_U))
@@ -232,7 +235,7 @@ def row_slope(
     below_R: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Computes `slope` in this dtype, in torch; wrong_R: 1 - q of the label."""
+    """The function `slope` in torch, in this dtype. wrong_R: 1 - q of the label."""
     q_RV = _probabilities(logits_RV, reference_R, factor_R)
     slopes = []
     if teacher_UV is not None and teacher_reference_U is not None and teacher_factor_U is not None:
@@ -252,9 +255,9 @@ def row_slope(
 
 
 def _with_labels(values_RV: Tensor, labels_R: Tensor, given_R: Tensor) -> Tensor:
-    """The values, which may be overwritten, with those of the labels replaced.
+    """The values with those of the labels replaced; the values may be overwritten.
 
-    Writing them to their places would end what a compiler fuses, and cost a pass over all values more.
+    In compiled code it avoids scatter, which would end a fused kernel and cost another pass over all values.
     """
     if not torch.compiler.is_compiling():
         return values_RV.scatter_(1, labels_R[:, None], given_R[:, None])
@@ -263,7 +266,7 @@ def _with_labels(values_RV: Tensor, labels_R: Tensor, given_R: Tensor) -> Tensor
 
 
 def _share_above(gap_RV: Tensor) -> Tensor:
-    """1 where the gap is positive, 0 where it is negative, and 1/2 where it is zero."""
+    """The value 1 where the gap is positive, 0 where it is negative, and 1/2 where it is zero."""
     return gap_RV.sign().add_(1).mul_(0.5)
 
 
@@ -272,7 +275,7 @@ def _probabilities(logits_RV: Tensor, reference_R: Tensor, factor_R: Tensor) -> 
 
 
 def _on(device: torch.device, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function, compiled where that is worth its while."""
+    """The function, compiled on CUDA only."""
     return _compiled(function) if device.type == "cuda" else function
 
 
