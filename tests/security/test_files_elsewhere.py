@@ -280,7 +280,8 @@ def test_one_function_opens_every_file_that_an_artifacts_json_names():
             reads += names and id(node) in opened
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and joins_a_member(node.right):
                 escaping.append(f"{place}:{node.lineno}: {ast.unparse(node)}")
-    assert ["ops/evaluate/figures.py", "ops/evaluate/summary.py"] == [each.split(":")[0] for each in escaping]  # ratios
+    ratios = ["ops/evaluate/figures.py", "ops/evaluate/summary.py", "ops/lib/target/head_settings.py"]
+    assert ratios == [each.split(":")[0] for each in escaping]
     assert 5 == reads
 
 
