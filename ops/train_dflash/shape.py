@@ -150,7 +150,7 @@ def _rope(config: TrainDflash, text: Mapping[str, Any]) -> dict[str, Any]:
     parameters = parameters.get(FULL_ATTENTION) or parameters
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     scaling = None
-    if kind not in ("default", "mrope") and str(text.get("model_type")).startswith(SCALED):
+    if kind not in ("default", "mrope") and str(text.get("model_type", SCALED)).startswith(SCALED):
         scaling = {"rope_type": kind, **{key: parameters[key] for key in parameters if key not in _ROPE_OTHERS}}
     return {
         "rope_theta": float(_first(config.rope_theta, parameters.get("rope_theta"), text.get("rope_theta"), 10000.0)),

@@ -192,7 +192,7 @@ A_KERNEL = "attn_implementation = .* is a kernel of another repository"
 REFUSED = {
     "own code of the model": (LOADING, AUTO_MAP),
     "code of another repository": (LOADING, AUTO_MAP),
-    "an unknown model": ((*LOADING, by_init_and_plan), f"{AUTO_MAP}|model_type 'own' is not supported"),
+    "an unknown model": (LOADING, AUTO_MAP),
     "a tokenizer named by the model": (LOADING, AUTO_MAP),
     "a kernel": (LOADING, A_KERNEL),
     "a kernel of a part": (LOADING, A_KERNEL),

@@ -178,11 +178,14 @@ def published_rows(folder: Path, suffix: str) -> int:
     return sum(stop - start for start, stop in published_ranges(folder, suffix))
 
 
-def published_ranges(folder: Path, suffix: str) -> set[tuple[int, int]]:
-    """The first row and the one after the last of files whose names end with them: 00000000-00000256."""
+def published_ranges(folder: Path, suffix: str) -> list[tuple[int, int]]:
+    """The first row and the one after the last of files whose names end with them: 00000000-00000256.
+
+    Files of several splits may have the same range.
+    """
     stems = (name.removesuffix(suffix) for name in _names(folder) if name.endswith(suffix))
     ranges = (RANGE.search(stem) for stem in stems)
-    return {(int(found[1]), int(found[2])) for found in ranges if found}
+    return [(int(found[1]), int(found[2])) for found in ranges if found]
 
 
 def _names(folder: Path) -> set[str]:

@@ -20,7 +20,7 @@ from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_
 from ops.load_target.plan import TARGETS, dtype_of, find_config
 
 MOST_LAYERS = 5  # of the paper
-AS_MEASURED = "measured on a small random copy (`dflow doctor --target` lists them)"
+AS_MEASURED = "measured on a small random copy (`dflow doctor --target DIR` lists them)"
 TOKENIZER = "tokenizer.json"
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 THINKING = ("Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B")  # of the models whose config.json dflow includes

@@ -17,6 +17,7 @@ from executor.planning.run_diff import MetricPair, NodeDiff, RunsDiff, compare_r
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED
+from executor.system.trust import trust_store
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +143,7 @@ def test_values_and_figures_of_a_node_that_one_run_alone_has_are_told(toy: Toy) 
     renamed = toy.folder / "renamed.toml"
     renamed.write_text(toy.file.read_text().replace("[node.d]", "[node.dd]"))
     store = shutil.copytree(toy.store, toy.folder / "renamed")
+    trust_store(store)
     result = toy.dflow("run", str(renamed), "--store", str(store))
     assert 0 == result.returncode, result.stderr
     text = toy.dflow("diff", first, "--store", str(store)).stdout
@@ -158,6 +160,7 @@ def test_values_and_figures_of_a_node_that_one_run_alone_has_are_told(toy: Toy) 
 def test_a_run_that_was_killed_is_not_told_as_running(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
     first, second, _third = runs_of(toy)
     store = shutil.copytree(toy.store, toy.folder / "killed")
+    trust_store(store)
     record = find_record(store / "records", second)
     record.state.status = "running"
     record.save()

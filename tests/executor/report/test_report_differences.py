@@ -10,6 +10,8 @@ import pytest
 from report_page import Page
 from toy_ops import PIPELINE, Toy
 
+from executor.system.trust import trust_store
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Toy, dict[str, str]]:
@@ -51,6 +53,7 @@ def test_values_are_compared_also_where_what_the_key_saw_is_gone(runs: tuple[Toy
     toy, ran = runs
     store = toy.folder / "copy"
     shutil.copytree(toy.store, store)
+    trust_store(store)
     assert 0 == toy.dflow("rm", ran["second"], "--yes", "--store", str(store)).returncode
     found = json.loads(toy.dflow("diff", ran["first"], ran["third"], "--json", "--store", str(store)).stdout)["nodes"]
     [node] = [node for node in found if node["node"] == "c"]

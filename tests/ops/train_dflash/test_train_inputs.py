@@ -98,10 +98,9 @@ def test_rope_is_found_where_the_targets_family_keeps_it_and_whole_heads_are_rot
     assert (config.rope_theta, config.rope_scaling, config.partial_rotary_factor) == expected
 
 
-def test_rope_that_differs_between_layers_is_refused(tmp_path):
+def test_of_rope_that_differs_between_layers_that_of_the_full_ones_is_taken(tmp_path):
     text = TEXT | {"rope_parameters": {"full_attention": {"rope_theta": 1.0}, "sliding_attention": {"rope_theta": 2.0}}}
-    with pytest.raises(ConfigError, match="differ between its layers"):
-        draft_config(train_config(), make_target(tmp_path / "target", text), FEATURES)
+    assert 1.0 == draft_config(train_config(), make_target(tmp_path / "target", text), FEATURES).rope_theta
 
 
 @pytest.mark.parametrize("mask_token_id", [EOS, PAD])

@@ -293,7 +293,13 @@ class Toy:
         """program: what Python runs in the place of the command alone."""
         program = program or (TRACKED if self.tracked else UNTRACKED)
         return subprocess.Popen(
-            [sys.executable, "-c", program, *arguments, "--store", str(self.store)],
+            [
+                sys.executable,
+                "-c",
+                program,
+                *arguments,
+                *([] if "--store" in arguments else ["--store", str(self.store)]),
+            ],
             env={**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONSAFEPATH": "1", "COLUMNS": "200", **environment},
             cwd=self.folder,
             stdout=subprocess.PIPE,
