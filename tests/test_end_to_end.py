@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from report_page import Page
 from toy_ops import is_alive, wait_for
 
 from executor.records.run_record import Record
+from executor.system.trust import trust_store
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "pipelines" / "tiny.toml"
@@ -297,6 +299,8 @@ def test_a_capture_and_a_training_killed_in_the_middle_end_with_the_same_bytes(t
 
 def test_a_store_of_other_code_is_kept_resumed_in_the_middle_of_a_training_and_reported(store, undisturbed, tmp_path):
     changed = ["-s", "train.lr=2e-3", "-s", "mlflow.tracking=false"]
+    store = shutil.copytree(store, tmp_path / "runs")
+    trust_store(store)
     kill_at(store, "checkpoint-*", 1, "run", str(TINY), *changed, "--to", "train")
     above = NODES[: NODES.index("train")]
     planned = json.loads(by_other_code(store, "plan", str(TINY), *changed, "--json"))["nodes"]

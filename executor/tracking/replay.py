@@ -12,6 +12,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
@@ -293,7 +294,8 @@ class Replay:
         written = self._report.written()
         if written.code == 0:
             return {self._report.file.name: self._report.file}
-        self._report.file.unlink(missing_ok=True)  # of an earlier moment of the run
+        with suppress(OSError):
+            self._report.file.unlink()  # of an earlier moment of the run
         reason = f"the report of the run could not be written ({written.reason})"
         self._warning = f"{reason}; write it with: dflow report {self._record.run}"
         return {}

@@ -94,10 +94,11 @@ def test_a_comparison_that_fails_is_named_with_its_reason_and_all_else_is_shown(
     assert {"source", "filter-kept_5"} <= set(page.words["artifacts"])
 
 
-def test_a_sweep_beside_another_run_keeps_the_names_of_both(swept: Toy) -> None:
-    first = next(iter((swept.store / "records").iterdir())).name
-    second = run(swept)
-    page = report(swept, first, second)
+def test_a_sweep_beside_another_run_keeps_the_names_of_both(tmp_path: Path) -> None:
+    toy = counting(tmp_path, PIPELINE + SORTED)
+    first = run(toy, "--sweep", "filter.kept=[5,7]", "--sweep", 'filter.text=["x","y"]')
+    second = run(toy)
+    page = report(toy, first, second)
     label = first.rpartition("-")[2]
     found = [name.replace('"', "") for name in page.tables["results"][0][0][1:]]
     assert [*(f"{label}: {name}" for name in BY_KEPT), second.rpartition("-")[2]] == found

@@ -31,6 +31,7 @@ GRAPHS = 7  # project_first and project, with and without gradients; finish, for
 @pytest.fixture
 def clean_dynamo():
     torch._dynamo.reset()
+    counters.clear()  # which a reset leaves
     yield
     torch._dynamo.reset()
 
