@@ -48,11 +48,6 @@ class _Text:
     answer: list[int]
     kept: tuple[int, ...]
 
-    def sample(self) -> TokenSample:
-        ids = torch.tensor(self.prompt)
-        no_answer, no_images = torch.zeros(len(ids), dtype=torch.bool), torch.empty(0, 3, dtype=torch.int64)
-        return TokenSample("trial", "text", ids, no_answer, torch.empty(0, 0), no_images, len(ids))
-
     def block(self, place: int) -> list[int]:
         """The tokens of one block: those to accept, and others behind them."""
         start = sum(self.kept[:place])
@@ -117,12 +112,24 @@ def _short_window(config: PretrainedConfig) -> Iterator[None]:
 
 def _texts(target: Target) -> list[_Text]:
     """Two texts of ordinary tokens from all over the vocabulary."""
-    config = target.model.config.to_dict()
-    named = [*config.items(), *(config.get("text_config") or {}).items()]
-    special = [value for name, value in named if name.endswith("_token_id")]
-    ordinary = [token for token in range(len(target.embed_weight)) if token not in special]
+    ordinary = ordinary_tokens(target)
     tokens = [ordinary[place * len(ordinary) // 31] for place in range(31)]
     return [_Text(tokens[:5], tokens[5:14], (2, 3, BLOCK)), _Text(tokens[14:22], tokens[22:31], (BLOCK, 2, 3))]
+
+
+def ordinary_tokens(target: Target) -> list[int]:
+    """The ids of the target's vocabulary that its config does not name, such as an EOS."""
+    config = target.model.config.to_dict()
+    named = [*config.items(), *(config.get("text_config") or {}).items()]
+    values = (value for name, value in named if name.endswith("_token_id"))
+    special = {number for value in values for number in (value if isinstance(value, list) else [value])}
+    return [token for token in range(len(target.embed_weight)) if token not in special]
+
+
+def sample_of(ids: Sequence[int]) -> TokenSample:
+    """A sample of text that is all prompt."""
+    no_answer, no_images = torch.zeros(len(ids), dtype=torch.bool), torch.empty(0, 3, dtype=torch.int64)
+    return TokenSample("trial", "text", torch.tensor(ids), no_answer, torch.empty(0, 0), no_images, len(ids))
 
 
 def _first_of_kinds(target: Target) -> list[int]:
@@ -160,7 +167,7 @@ def _joined(changes: Sequence[Tensor], layers: Sequence[int]) -> Tensor:
 def _token_by_token(target: Target, layers: Sequence[int], text: _Text) -> Tensor:
     """What the layers add for each token of the answer, [L, P, M], in plain decoding."""
     cache = own_cache(target)
-    begun = prefill(target, target.prompts([text.sample()]), cache)
+    begun = prefill(target, target.prompts([sample_of(text.prompt)]), cache)
     with _changes(target, layers) as changes:
         for place, token in enumerate(text.answer, start=len(text.prompt)):
             target.model(
@@ -181,7 +188,7 @@ def _in_blocks(target: Target, layers: Sequence[int], way: Verification, texts: 
 
 def _verified(target: Target, layers: Sequence[int], way: Verification, texts: Sequence[_Text]) -> list[Tensor]:
     found: list[list[Tensor]] = [[] for _ in texts]
-    begun = prefill(target, target.prompts([text.sample() for text in texts]), whole_cache(target))
+    begun = prefill(target, target.prompts([sample_of(text.prompt) for text in texts]), whole_cache(target))
     rows = Rows.of(begun.mask_BS)
     with target.capture_inputs((0,)) as captured, _changes(target, layers) as changes:
         verifier = verifier_of(way, target, captured, begun, rows, room=len(texts[0].answer) + BLOCK)

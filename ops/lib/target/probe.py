@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from dsl.errors import DataError
-from ops.lib.data.token_shards import TokenSample
 from ops.lib.target.cache import Rows, own_cache, whole_cache
-from ops.lib.target.cache_trial import verification_of
+from ops.lib.target.cache_trial import ordinary_tokens, sample_of, verification_of
 from ops.lib.target.model import Target
 from ops.lib.target.prefill import prefill
 from ops.lib.target.probed import BLOCKS, COPY, HEAD, LAYERS, PADDING, SPECULATION, WEIGHTS, Check, Probe
@@ -87,20 +86,10 @@ def _difference(found: Tensor, expected: Tensor) -> float:
 
 def _texts(target: Target) -> list[list[int]]:
     """Two texts of ordinary tokens from all over the vocabulary."""
-    config = target.model.config.to_dict()
-    named = [*config.items(), *(config.get("text_config") or {}).items()]
-    values = (value for name, value in named if name.endswith("_token_id"))
-    special = {number for value in values for number in (value if isinstance(value, list) else [value])}
-    ordinary = [token for token in range(len(target.embed_weight)) if token not in special]
+    ordinary = ordinary_tokens(target)
     count = sum(PROMPTS)
     tokens = [ordinary[(place * 7919) % count * len(ordinary) // count] for place in range(count)]
     return [tokens[: PROMPTS[0]], tokens[PROMPTS[0] :]]
-
-
-def _sample(ids: Sequence[int]) -> TokenSample:
-    no_images = torch.empty(0, 3, dtype=torch.int64)
-    loss_mask = torch.zeros(len(ids), dtype=torch.bool)
-    return TokenSample("probe", "text", torch.tensor(ids), loss_mask, torch.empty(0, 0), no_images, len(ids))
 
 
 def _layers(target: Target, text: list[int]) -> float:
@@ -108,9 +97,9 @@ def _layers(target: Target, text: list[int]) -> float:
     if len(layers) != target.num_layers:
         raise ValueError(f"{len(layers)} layers, and {target.num_layers} by its config")
     with target.capture_inputs(range(len(layers) - 1)) as captured:
-        output = target.forward(target.inputs([_sample(text)]), output_hidden_states=True, use_cache=False)
+        output = target.forward(target.inputs([sample_of(text)]), output_hidden_states=True, use_cache=False)
         whole = dict(captured.by_layer)
-        target.forward(target.inputs([_sample(text[: len(text) // 2])]), use_cache=False)
+        target.forward(target.inputs([sample_of(text[: len(text) // 2])]), use_cache=False)
     states = output.hidden_states
     if len(states) != len(layers) + 1:
         raise ValueError(f"{len(states)} hidden states of {len(layers)} layers")
@@ -121,12 +110,12 @@ def _layers(target: Target, text: list[int]) -> float:
 
 
 def _head(target: Target, text: list[int]) -> float:
-    inputs = target.inputs([_sample(text)])
+    inputs = target.inputs([sample_of(text)])
     return _difference(target.head.logits(target.hidden(inputs)), target.forward(inputs, use_cache=False).logits)
 
 
 def _padding(target: Target, texts: list[list[int]]) -> float:
-    samples = list(map(_sample, texts))
+    samples = list(map(sample_of, texts))
     single = [target.forward(target.inputs([sample]), use_cache=False).logits[0] for sample in samples]
     right = target.forward(target.inputs(samples), use_cache=False).logits
     left = prefill(target, target.prompts(samples), own_cache(target)).logits_BV
@@ -172,7 +161,7 @@ def _speculated(
     """Of each text the answer by proposals of which every third is wrong, and the difference of the logits that chose
     its tokens, until they are others.
     """
-    begun = prefill(target, target.prompts(list(map(_sample, texts))), whole_cache(target))
+    begun = prefill(target, target.prompts(list(map(sample_of, texts))), whole_cache(target))
     rows = Rows.of(begun.mask_BS)
     tokens = [[int(token)] for token in begun.logits_BV.argmax(-1)]
     differences = [
