@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from executor.records.events import Body, Event
 
 LOG = "events.jsonl"
+GOES_ON = "wait for the run, which goes on"
 OLDER_STATE = "state.jsonl"
 PLAN = "plan.json"
 FIGURES = "figures"
@@ -345,9 +346,7 @@ class Record:
 
     def to_finish(self) -> str:
         """What to do for nodes that are not made yet: to wait for a run that goes on, else to resume it."""
-        return (
-            "wait for the run, which goes on" if self.status() == "running" else f"run `dflow resume {self.run}` first"
-        )
+        return GOES_ON if self.status() == "running" else f"run `dflow resume {self.run}` first"
 
     def status(self) -> Status:
         """The recorded status; "killed" if the record says "running" but no process works on the run."""

@@ -19,7 +19,7 @@ from dsl.finding import Finding, for_run
 from dsl.op_class import Question
 from dsl.op_table import load_op, op_names
 from executor.model_tools.measure import kept
-from executor.records.run_record import Record
+from executor.records.run_record import GOES_ON, Record
 from executor.report.artifacts import ShownByOps, sections_of
 from executor.report.run_data import NodeFacts, RunFacts, columns_of, read_runs
 from executor.report.templates import joined, render
@@ -225,5 +225,5 @@ def next_steps(column: RunFacts, lines: Sequence[Line]) -> list[str]:
         line for line in lines if line.verdict.code in ("good", "safe") and line.verdict.level in ("error", "warning")
     ]
     if column.status == "running":
-        return ["wait for the run, which goes on", *steps]
+        return [GOES_ON, *steps]
     return steps if open_ or column.status != "done" else [f"serve it: dflow serve {column.run}", *steps]
