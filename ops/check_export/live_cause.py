@@ -32,7 +32,7 @@ from ops.lib.drafts.decoding.decode import (
 from ops.lib.sglang.version import installed_version
 from ops.lib.target.model import Target
 from ops.lib.target.state_distance import other_layer, state_distances
-from ops.lib.vision.families import VisionFamily
+from ops.lib.vision.families import AnyVision, VisionFamily
 
 WATCHED = 2  # prompts with images, and as many without, that are compared whether or not they depart
 DEPARTED = 4  # departures that are compared too
@@ -88,7 +88,7 @@ def prompts_to_watch(prompts: Sequence[Prompt], departed: Sequence[Departure]) -
     """The prompts whose draft inputs are recorded: the first with and without images, and the first departures'."""
     chosen = [departure.prompt for departure in departed[:DEPARTED]]
     for with_images in (False, True):
-        kind = [prompt for prompt in prompts if bool(len(prompt.sample.image_grid_thw)) == with_images]
+        kind = [prompt for prompt in prompts if prompt.sample.has_images == with_images]
         chosen += kind[:WATCHED]
     names = {prompt.sample.id for prompt in chosen}
     return [prompt for prompt in prompts if prompt.sample.id in names]
@@ -205,8 +205,8 @@ class Along:
             ).hidden_states
         in_prompt_S = torch.arange(len(ids_S)) < sample.prompt_tokens
         image_S = torch.zeros_like(in_prompt_S)
-        if len(sample.image_grid_thw):
-            assert isinstance(target.family, VisionFamily)  # only these support images
+        if sample.has_images:
+            assert isinstance(target.family, VisionFamily | AnyVision)  # only these support images
             image_S = in_prompt_S & (ids_S == target.family.image_token_id)
         kinds = {"image tokens": image_S, "prompt": in_prompt_S & ~image_S, "answer": ~in_prompt_S}
         return cls(

@@ -187,9 +187,9 @@ def decode_in_turns(
 def _warm_up_samples(prompts: Sequence[Prompt], order: Sequence[int], batch_size: int) -> list[TokenSample]:
     """The shortest remaining samples, as many as a batch; the last one has an image if any prompt has one."""
     samples = [prompts[place].sample() for place in order[:batch_size]]
-    if not any(len(sample.image_grid_thw) for sample in samples):
+    if not any(sample.has_images for sample in samples):
         others = (prompts[place].sample() for place in order[batch_size:])
-        with_image = next((sample for sample in others if len(sample.image_grid_thw)), None)
+        with_image = next((sample for sample in others if sample.has_images), None)
         if with_image is not None:
             samples[-1] = with_image
     return samples

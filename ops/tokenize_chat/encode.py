@@ -2,13 +2,17 @@
 
 A conversation becomes token ids and a loss mask by one tokenisation of its whole text. Tokenising a prefix again could
 split words differently, so answers are found by the characters that each token covers. Every image is one placeholder
-in the text, which the tokens of the image then replace.
+in the text, which the tokens of the image then replace. What a processor of another family than Qwen's puts there is
+text too, so the whole text is tokenised again with it, as that processor does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,6 +26,7 @@ from ops.lib.data.image_packs import read_packed
 from ops.lib.data.limited_process import SECONDS
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.vision.any_images import AnyImages, Seen
 from ops.lib.vision.chunks import ImageChunk, concatenate, place_images
 from ops.lib.vision.images import TOO_LARGE, decode, size_of
 from ops.lib.vision.processor import Processor
@@ -51,15 +56,19 @@ TrainOn = Literal["assistant", "last"]
 class Encoded:
     """A tokenised conversation.
 
-    input_ids int64 [S]: with one placeholder per image. loss_mask bool [S]: true for every learnt answer and the EOS
-    that closes it, unless the answer was cut. loss_tokens: their number. prompt_tokens: tokens up to the end of the
-    last answer's generation prompt.
+    rendered: its text. input_ids int64 [S]: with one placeholder per image, until they are replaced. loss_mask bool
+    [S]: true for every learnt answer and the EOS that closes it, unless the answer was cut. loss_tokens: their number.
+    prompt_tokens: tokens up to the end of the last answer's generation prompt.
     """
 
+    rendered: Rendered
     input_ids: Tensor
     loss_mask: Tensor
     loss_tokens: int
     prompt_tokens: int
+
+
+Images = Sequence[ImageChunk] | Seen  # of a sample: of Qwen's processor, or of another
 
 
 class ChatEncoder:
@@ -122,9 +131,17 @@ class ChatEncoder:
     def _tokenized(self, rendered: Sequence[Rendered]) -> list[Encoding]:
         return self._tokenizer.encode_batch([one.text for one in rendered], add_special_tokens=False)
 
-    def _encoded(self, messages: Messages, cut: Sequence[bool], rendered: Rendered, tokens: Encoding) -> Encoded:
+    def _encoded(
+        self,
+        messages: Messages,
+        cut: Sequence[bool],
+        rendered: Rendered,
+        tokens: Encoding,
+        images: Seen | None = None,
+    ) -> Encoded:
+        """images: those that stand in the text already, in the place of their placeholders."""
         ids = np.array(tokens.ids, dtype=np.int64)
-        self._check_placeholders(ids, messages)
+        self._check_placeholders(ids, messages, images)
         closing = np.flatnonzero(self._closes(ids))
         mask = np.zeros(len(ids), dtype=bool)
         last = -1
@@ -142,18 +159,34 @@ class ChatEncoder:
         answer = rendered.text[rendered.prompt_end : tokens.token_to_chars(last)[0]]
         if not all(words in answer for words in answer_words(messages[-1])):
             raise Unusable(ANSWER_CHANGED, f"it became {answer[:60]!r}")
-        return Encoded(torch.from_numpy(ids), torch.from_numpy(mask), int(np.count_nonzero(mask)), prompt_tokens)
+        loss_tokens = int(np.count_nonzero(mask))
+        return Encoded(rendered, torch.from_numpy(ids), torch.from_numpy(mask), loss_tokens, prompt_tokens)
 
     def prompt(self, messages: Messages, sample_id: str | None = None) -> Tensor:
         """The target's input for answering `messages`, int64 [S], with one placeholder per image. Raises as
         `encode`.
         """
+        return self.encoded_prompt(messages, sample_id).input_ids
+
+    def encoded_prompt(self, messages: Messages, sample_id: str | None = None) -> Encoded:
+        """The same, with its text and without an answer. Raises as `encode`."""
         self.template.check(messages)
         text = self.template.render(messages, prompt=True, sample_id=sample_id)
         _check_characters(text)
-        ids = np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
-        self._check_placeholders(ids, messages)
-        return torch.from_numpy(ids)
+        return self._prompt(messages, Rendered(text, len(text), ()))
+
+    def _prompt(self, messages: Messages, rendered: Rendered, images: Seen | None = None) -> Encoded:
+        ids = np.array(self._tokenizer.encode(rendered.text, add_special_tokens=False).ids, dtype=np.int64)
+        self._check_placeholders(ids, messages, images)
+        return Encoded(rendered, torch.from_numpy(ids), torch.zeros(len(ids), dtype=torch.bool), 0, len(ids))
+
+    def with_seen(self, messages: Messages, cut: Sequence[bool], encoded: Encoded, images: Seen) -> Encoded:
+        """A conversation tokenised again with what stands for its images in its text. Raises Unusable as `encode`."""
+        rendered = _expanded(encoded.rendered, self.processor.image_token, images.texts)
+        _check_characters(rendered.text)
+        if not rendered.answers:
+            return self._prompt(messages, rendered, images)
+        return self._encoded(messages, cut, rendered, *self._tokenized([rendered]), images)
 
     def _cut(self, cut: Sequence[bool], learnt: int) -> Sequence[bool]:
         """For each of the `learnt` stretches of the text, whether it is an answer that was cut off."""
@@ -174,19 +207,38 @@ class ChatEncoder:
             found |= ids == token
         return found
 
-    def _check_placeholders(self, ids: np.ndarray, messages: Messages) -> None:
+    def _check_placeholders(self, ids: np.ndarray, messages: Messages, seen: Seen | None = None) -> None:
+        """Check that the ids have a placeholder for each image, or the tokens of images that stand there already."""
         images = sum(map(num_images, messages))
-        found = (
-            0 if self.processor.image_token_id is None else int(np.count_nonzero(ids == self.processor.image_token_id))
-        )
-        if found != images:
-            raise Unusable(
-                OTHER_PLACEHOLDERS, f"{found} placeholders ({self.processor.image_token}) for {images} images"
-            )
+        token = self.processor.placeholder_id if seen is None else self.processor.image_token_id
+        expected = images if seen is None else sum(seen.image_tokens)
+        found = 0 if token is None else int(np.count_nonzero(ids == token))
+        if found != expected or (seen is not None and len(seen.texts) != images):
+            what = "placeholders" if seen is None else f"image tokens of {expected}"
+            raise Unusable(OTHER_PLACEHOLDERS, f"{found} {what} ({self.processor.image_token}) for {images} images")
 
 
 def num_images(message: dict[str, Any]) -> int:
     return sum(part["type"] == "image" for part in message["content"])
+
+
+def _expanded(rendered: Rendered, placeholder: str, texts: Sequence[str]) -> Rendered:
+    """A conversation with a text in the place of each placeholder, in order."""
+    parts = rendered.text.split(placeholder)
+    if len(parts) != len(texts) + 1:
+        raise Unusable(OTHER_PLACEHOLDERS, f"{len(parts) - 1} placeholders ({placeholder}) for {len(texts)} images")
+    starts, end = [], -len(placeholder)
+    for part in parts[:-1]:
+        starts.append(end + len(placeholder) + len(part))
+        end = starts[-1]
+
+    def moved(place: int) -> int:
+        before = bisect_left(starts, place)
+        return place + sum(map(len, texts[:before])) - before * len(placeholder)
+
+    text = "".join(chain(*zip(parts, texts, strict=False), parts[-1:]))
+    answers = tuple((moved(start), None if end is None else moved(end)) for start, end in rendered.answers)
+    return Rendered(text, moved(rendered.prompt_end), answers)
 
 
 def _tokenizable(rendered: Rendered) -> Rendered:
@@ -249,7 +301,7 @@ def tokenize_rows(
     conversations = [up_to_last_answer(row["messages"]) for row in rows]
     cuts = [[reason == "length" for reason in row.get("finish_reasons", ())] for row in rows]  # if regenerated
 
-    def sample(row: dict[str, Any], messages: Messages, encoded: Encoded) -> TokenSample:
+    def sample(row: dict[str, Any], messages: Messages, cut: Sequence[bool], encoded: Encoded) -> TokenSample:
         # Checked before the images are decoded, which takes longer and does not lower either count.
         check_length(len(encoded.input_ids), config.max_length)
         if encoded.loss_tokens < config.min_loss_tokens:
@@ -261,12 +313,16 @@ def tokenize_rows(
             config.max_length,
             len(encoded.input_ids),
         )
-        return with_images(row["id"], encoded, images, encoder.processor)
+        if not isinstance(images, Seen):
+            return with_images(row["id"], encoded, images, encoder.processor)
+        whole = encoder.with_seen(messages, cut, encoded, images)
+        check_length(len(whole.input_ids), config.max_length)
+        return with_seen(row["id"], whole, images)
 
     encoded_rows = encoder.encode_batch(conversations, cuts, [row["id"] for row in rows])
     return [
-        encoded if isinstance(encoded, Unusable) else value_or_unusable(sample, row, messages, encoded)
-        for row, messages, encoded in zip(rows, conversations, encoded_rows, strict=True)
+        encoded if isinstance(encoded, Unusable) else value_or_unusable(sample, row, messages, cut, encoded)
+        for row, messages, cut, encoded in zip(rows, conversations, cuts, encoded_rows, strict=True)
     ]
 
 
@@ -298,7 +354,7 @@ def load_images(
     processor: Processor,
     max_length: int = MOST_IMAGE_TOKENS,
     text_tokens: int | None = None,
-) -> list[ImageChunk]:
+) -> Images:
     """The images behind references into a folder's packs. Raises Unusable as `load_each`.
 
     text_tokens: of the sample without images, but with a placeholder for each.
@@ -314,13 +370,18 @@ def load_each(
     processor: Processor,
     max_length: int = MOST_IMAGE_TOKENS,
     text_tokens: int | None = None,
-) -> list[ImageChunk]:
+) -> Images:
     """Load the images of a sample by name; each is decoded once, since a row may name a large picture many times.
 
-    read: returns an image's bytes. Tokens are counted from headers before any image is decoded. Raises Unusable for an
-    image that is refused, for a sample longer than max_length, and for more pixels than MOST_PIXELS.
+    read: returns an image's bytes. Tokens of Qwen's images are counted from headers before any image is decoded; of
+    others by what their processor makes. Raises Unusable for an image that is refused, for a sample longer than
+    max_length, and for more pixels than MOST_PIXELS.
     """
     encoded = {name: read(name) for name in dict.fromkeys(names)}
+    if processor.own is not None and names:
+        seen = _see([encoded[name] for name in names], processor.own)
+        check_length(sum(seen.image_tokens), max_length)
+        return seen
     tokens = _image_tokens(encoded, processor)
     text_only = len(names) if text_tokens is None else text_tokens
     check_length(text_only - len(names) + sum(tokens[name] for name in names), max_length)
@@ -328,15 +389,28 @@ def load_each(
     return [chunks[name] for name in names]
 
 
+def _see(encoded: Sequence[bytes], own: AnyImages) -> Seen:
+    """The images of a sample by a processor of another family than Qwen's. Raises Unusable as `load_each`."""
+    check_pixels(prod(size_of(image)) for image in encoded)
+    decoded = {image: decode(image) for image in dict.fromkeys(encoded)}
+    try:
+        return own.see([decoded[image] for image in encoded])
+    except ValueError as error:
+        raise Unusable(IMAGE_REFUSED, str(error)) from error
+
+
+def check_pixels(images: Iterable[int]) -> None:
+    """Check that images have not too many pixels together. Raises Unusable."""
+    if sum(images) > MOST_PIXELS:
+        raise Unusable(TOO_LARGE, f"the images of the sample have more than {MOST_PIXELS} pixels together")
+
+
 def _image_tokens(encoded: Mapping[Name, bytes], processor: Processor) -> dict[Name, int]:
     """The number of tokens of each different image of a sample, by its header. Raises Unusable as `load_each`."""
     tokens: dict[Name, int] = {}
-    pixels = 0
-    for name, image in encoded.items():
-        width, height = size_of(image)
-        pixels += width * height
-        if pixels > MOST_PIXELS:
-            raise Unusable(TOO_LARGE, f"the images of the sample have more than {MOST_PIXELS} pixels together")
+    sizes = {name: size_of(image) for name, image in encoded.items()}
+    check_pixels(map(prod, sizes.values()))
+    for name, (width, height) in sizes.items():
         try:
             tokens[name] = processor.image_tokens(width, height)
         except ValueError as error:
@@ -358,9 +432,13 @@ def prompt_ids(
 ) -> tuple[list[int], int]:
     """The ids of a `prompt_sample` with one placeholder per image, and their number with images expanded.
 
-    No image is decoded. Raises Unusable as `prompt_sample` and `load_each`.
+    No image of Qwen's is decoded. Raises Unusable as `prompt_sample` and `load_each`.
     """
-    ids = encoder.prompt(messages, sample_id).tolist()
+    encoded = encoder.encoded_prompt(messages, sample_id)
+    ids = encoded.input_ids.tolist()
+    if encoder.processor.own is not None and images:
+        seen = _see(images, encoder.processor.own)
+        return ids, len(encoder.with_seen(messages, (), encoded, seen).input_ids)
     tokens = _image_tokens({image: image for image in images}, encoder.processor)
     of_images = sum(tokens[image] for image in images)
     check_length(of_images, MOST_IMAGE_TOKENS)
@@ -368,12 +446,24 @@ def prompt_ids(
 
 
 def prompt_sample(
-    sample_id: str, category: str, messages: Messages, images: Sequence[ImageChunk], encoder: ChatEncoder
+    sample_id: str, category: str, messages: Messages, images: Images, encoder: ChatEncoder
 ) -> TokenSample:
     """The target's input for answering `messages`: turns, generation prompt and images. Raises Unusable."""
-    input_ids = encoder.prompt(messages, sample_id)
-    prompt = Encoded(input_ids, torch.zeros(len(input_ids), dtype=torch.bool), 0, len(input_ids))
-    return evolve(with_images(sample_id, prompt, images, encoder.processor), category=category)
+    prompt = encoder.encoded_prompt(messages, sample_id)
+    if isinstance(images, Seen):
+        sample = with_seen(sample_id, encoder.with_seen(messages, (), prompt, images), images)
+    else:
+        sample = with_images(sample_id, prompt, images, encoder.processor)
+    return evolve(sample, category=category)
+
+
+def with_seen(sample_id: str, encoded: Encoded, images: Seen) -> TokenSample:
+    """The sample of a conversation whose text has what stands for its images."""
+    tokens = encoded.prompt_tokens
+    pixel_values, grids = _no_images(0)
+    return TokenSample(
+        sample_id, "image", encoded.input_ids, encoded.loss_mask, pixel_values, grids, tokens, images.stored
+    )
 
 
 def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], processor: Processor) -> TokenSample:

@@ -214,11 +214,11 @@ def check_images(file: Path, processor: Processor) -> int:
     for row in read_jsonl(file):
         total += 1
         if row["images"] and not processor.sees:
-            raise DataError(
-                f'processor {processor.source}: sample "{row["id"]}" has an image, but there is no image processor '
-                f'(preprocessor_config.json) or no token "{processor.image_token}"; take that of a vision-language '
-                "model"
+            reason = processor.blind or (
+                f'there is no image processor (preprocessor_config.json) or no token "{processor.image_token}"; take '
+                "that of a vision-language model"
             )
+            raise DataError(f'processor {processor.source}: sample "{row["id"]}" has an image, but {reason}')
     return total
 
 
@@ -242,6 +242,7 @@ def tokens_info(config: TokenizeChat, processor: Processor, shards: list[dict[st
         "patch_dim": processor.patch_dim,
         "merge_size": processor.merge_size,
         "image_backend": processor.image_backend,
+        **({"images_of": processor.images_of} if processor.images_of else {}),
         "pixel_limits": processor.pixel_limits,
         "enable_thinking": config.enable_thinking,
         "shards": shards,
@@ -274,7 +275,7 @@ class ShardWriter:
         """Splits must come one after the other. named: further values of the record."""
         self._samples.append(sample)
         self._named.append(named)
-        self._bytes += sample.pixel_values.nbytes
+        self._bytes += sample.image_bytes
         if len(self._samples) == self._shard_samples or self._bytes >= self._shard_bytes:
             self.flush(split)
 

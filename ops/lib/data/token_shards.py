@@ -1,6 +1,10 @@
 """Token shards on disk: the writer of one shard, and a reader that maps shards into memory.
 
 Legend: N samples, T tokens, R pixel rows, I images, S tokens of one sample.
+
+Qwen's images are pixel rows and grids. The tensors of any other processor keep their names and shapes: a shard has the
+values of each as "seen.NAME", flat and joined, with their shapes [N, dimensions] as "shape.NAME", zeros for samples
+without it.
 """
 
 from __future__ import annotations
@@ -15,9 +19,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dsl.errors import DataError
 from ops.artifacts import TokenShards
 from ops.lib.data.files import artifact_file, read_json, read_jsonl
 
+SEEN, SHAPE = "seen.", "shape."
+IMAGE_TOKENS = "image_tokens"  # in TokenSample.seen, int64 [I]: how many tokens each image takes
 OFFSETS = {
     "input_ids": "token_offsets",
     "loss_mask": "token_offsets",
@@ -31,7 +38,8 @@ class TokenSample:
     """One tokenised sample; R pixel rows and I images are 0 for text only.
 
     input_ids int64 [S]; loss_mask bool [S]; pixel_values float32 [R, patch_dim]; image_grid_thw int64 [I, 3];
-    prompt_tokens: length of the prompt to answer, including the generation prompt.
+    prompt_tokens: length of the prompt to answer, including the generation prompt. seen: of images of a target that is
+    not Qwen's, what its processor makes for a batch of this sample, by name; empty for text only.
     """
 
     id: str
@@ -41,6 +49,16 @@ class TokenSample:
     pixel_values: Tensor
     image_grid_thw: Tensor
     prompt_tokens: int
+    seen: Mapping[str, Tensor] = field(factory=dict)
+
+    @property
+    def has_images(self) -> bool:
+        return bool(len(self.image_grid_thw) or self.seen)
+
+    @property
+    def image_bytes(self) -> int:
+        """The bytes of what the target gets of the images."""
+        return self.pixel_values.nbytes + sum(tensor.nbytes for tensor in self.seen.values())
 
     def prompt(self) -> TokenSample:
         """The sample without its last answer."""
@@ -91,8 +109,9 @@ class TokenReader:
 
 
 def stored_offsets(tensors: Any) -> dict[str, Tensor]:
-    """The offsets [N + 1] of an open shard, by name."""
-    return {name: tensors.get_tensor(name) for name in set(OFFSETS.values())}
+    """The offsets [N + 1] of an open shard, by name, and the shapes [N, dimensions] of what other processors made."""
+    shapes = [name for name in tensors.keys() if name.startswith(SHAPE)]  # noqa: SIM118  an open file is no mapping
+    return {name: tensors.get_tensor(name) for name in (*set(OFFSETS.values()), *shapes)}
 
 
 def stored_sample(
@@ -108,7 +127,20 @@ def stored_sample(
         pixel_values=parts["pixel_values"],
         image_grid_thw=parts["image_grid_thw"],
         prompt_tokens=prompt_tokens,
+        seen=_stored_seen(tensors, offsets, row),
     )
+
+
+def _stored_seen(tensors: Any, offsets: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
+    """The tensors of the row-th sample's images by name."""
+    found = {}
+    for name in sorted(name.removeprefix(SHAPE) for name in offsets if name.startswith(SHAPE)):
+        sizes_N = offsets[SHAPE + name].prod(dim=1)
+        start, size = int(sizes_N[:row].sum()), int(sizes_N[row])
+        if size:
+            values = tensors.get_slice(SEEN + name)[start : start + size]
+            found[name] = values.reshape(offsets[SHAPE + name][row].tolist())
+    return found
 
 
 def _stored_parts(tensors: Any, offsets: Mapping[str, Tensor], row: int, names: Iterable[str]) -> dict[str, Tensor]:
@@ -123,7 +155,9 @@ def write_token_shard(
     file: Path, samples: Sequence[TokenSample], patch_dim: int, metadata: dict[str, str] | None = None
 ) -> None:
     """Write samples to a shard file, joined along their first dimension, with offsets [N + 1] of tokens, pixel rows and
-    images.
+    images, and with the tensors that other processors than Qwen's made.
+
+    Raises DataError for one that has other numbers of dimensions, or dtypes, in two samples.
     """
     empty = {
         "input_ids": torch.empty(0, dtype=torch.int64),
@@ -140,7 +174,22 @@ def write_token_shard(
         "pixel_offsets": _ends([len(sample.pixel_values) for sample in samples]),
         "image_offsets": _ends([len(sample.image_grid_thw) for sample in samples]),
     }
-    save_file(tensors, file, metadata)
+    save_file(tensors | _joined_seen(samples), file, metadata)
+
+
+def _joined_seen(samples: Sequence[TokenSample]) -> dict[str, Tensor]:
+    """The tensors of all samples' images, flat, and their shapes."""
+    joined = {}
+    for name in sorted({name for sample in samples for name in sample.seen}):
+        parts = [sample.seen[name] for sample in samples if name in sample.seen]
+        kinds = {(part.ndim, part.dtype) for part in parts}
+        if len(kinds) > 1:
+            raise DataError(f"the processor makes {name} of {len(kinds)} kinds (dimensions, dtype): {kinds}")
+        absent = [0] * parts[0].ndim
+        shapes = [list(sample.seen[name].shape) if name in sample.seen else absent for sample in samples]
+        joined[SEEN + name] = torch.cat([part.reshape(-1) for part in parts])
+        joined[SHAPE + name] = torch.tensor(shapes, dtype=torch.int64)
+    return joined
 
 
 def _ends(lengths: list[int]) -> Tensor:

@@ -28,7 +28,7 @@ from ops.lib.target.head_settings import head_settings
 from ops.lib.target.stored_weights import find_ends, is_of_model, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
-from ops.lib.vision.families import AnyText, Family, Qwen3Vl, VisionFamily, family_of, is_expert
+from ops.lib.vision.families import AnyText, AnyVision, Family, Qwen3Vl, VisionFamily, family_of, is_expert
 from ops.lib.vision.family_config import LEFT_OUT, TIED, is_tied, text_part, with_defaults
 from ops.lib.vision.processor import LOADING_ERRORS
 
@@ -121,7 +121,11 @@ class Target:
         return self.family.has_linear_attention
 
     def inputs(self, samples: Sequence[TokenSample]) -> ModelInputs:
-        """A batch of samples on the target's device, padded on the right."""
+        """A batch of samples on the target's device, padded on the right. Raises DataError for a sample whose image
+        tokens are not those of its images.
+        """
+        for sample in samples:
+            self.family.check_sample(sample)
         return collate(samples, self.device)
 
     def prompts(self, samples: Sequence[TokenSample]) -> ModelInputs:
@@ -130,11 +134,15 @@ class Target:
 
     def forward(self, inputs: ModelInputs, **options: Any) -> Any:
         """The model's output, logits included, for a batch that starts at position 0 (a prefill)."""
-        return self.model(**self.model_arguments(inputs), **options)
+        output = self.model(**self.model_arguments(inputs), **options)
+        self.family.check_seen(inputs, output)
+        return output
 
     def hidden(self, inputs: ModelInputs) -> Tensor:
         """Hidden states after the final norm, [B, S, M], for a batch that starts at position 0; computes no logits."""
-        return self.model.base_model(**self.model_arguments(inputs), use_cache=False).last_hidden_state
+        output = self.model.base_model(**self.model_arguments(inputs), use_cache=False)
+        self.family.check_seen(inputs, output)
+        return output.last_hidden_state
 
     def model_arguments(self, inputs: ModelInputs) -> dict[str, Any]:
         """The arguments of the model's forward for a batch that starts at position 0; the model derives the positions.
@@ -308,6 +316,14 @@ def check_images_fit(reader: TokenReader, family: Family) -> None:
 
 def check_patches_fit(tokens: Mapping[str, Any], family: Family) -> None:
     """Check that images were made by a fitting processor. tokens: content of tokens.json. Raises DataError."""
+    if isinstance(family, AnyVision):
+        made_for = tokens.get("images_of", "Qwen's")
+        if made_for != family.config["model_type"] or tokens["image_token_id"] != family.image_token_id:
+            raise DataError(
+                f"the images of the tokens do not fit the target: they are of a {made_for} processor; give "
+                "tokenize_chat the target's checkpoint as processor"
+            )
+        return
     if not (isinstance(family, VisionFamily) and family.has_vision):
         raise DataError("the tokens have images, but the target is a text model: remove the image samples")
     wanted = {

@@ -50,7 +50,11 @@ def prefill(target: Target, prompts: ModelInputs, cache: DynamicCache) -> Prefil
     inputs = pad_left(prompts)
     mask_BS = inputs.attention_mask
     # Three-dimensional positions of images are the model's own affair; those of text would count the padding.
-    given = {} if inputs.has_images else {"position_ids": (mask_BS.cumsum(-1) - 1).clamp(min=0)}
+    given = (
+        {}
+        if inputs.has_images and target.family.has_own_positions
+        else {"position_ids": (mask_BS.cumsum(-1) - 1).clamp(min=0)}
+    )
     output = target.forward(inputs, **given, past_key_values=cache, use_cache=True, logits_to_keep=1)
     offset_B = torch.zeros(len(mask_BS), dtype=torch.int64, device=mask_BS.device)
     return Prefill(cache, output.logits[:, -1], mask_BS, offset_B + target.family.position_offsets(target.model))

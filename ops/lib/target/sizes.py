@@ -24,7 +24,7 @@ from dsl.errors import DataError
 from ops.lib.data.files import shown_json
 from ops.lib.target.stored_weights import EMBED_ENDINGS, HEAD_ENDINGS
 from ops.lib.vision.config_classes import has_language_model
-from ops.lib.vision.family_config import is_qwen, is_tied, patch_dim, text_part, vision_part
+from ops.lib.vision.family_config import OF_IMAGES, is_qwen, is_tied, patch_dim, text_part, vision_part
 from ops.lib.vision.processor_files import check_sizes
 
 ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -54,7 +54,6 @@ BY_CONFIG = (
     *("qwen2_moe", "seed_oss", "smollm3", "solar_open", "stablelm", "vaultgemma", "youtu"),
 )
 EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")  # of a layer
-OF_IMAGES = ("vision", "visual", "projector", "image")  # parts of names
 
 Config = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]

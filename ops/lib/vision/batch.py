@@ -5,11 +5,11 @@ B batch, S sequence length, R pixel rows, P patch_dim, I images
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self, TypeAlias
 
 import torch
-from attrs import define, evolve, fields
+from attrs import define, evolve, field, fields
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -30,11 +30,13 @@ from ops.lib.vision.tensor_list import (
 )
 
 Field: TypeAlias = Tensor | TensorList
+NAME = "{}[{}]"  # of a tensor in a field with several of them, in messages and `parts`
 
 
 @define(eq=False)
 class TensorBatch:
-    """A base class of typed batches: attrs classes whose fields are Tensors [B, ...] or TensorLists of B.
+    """A base class of typed batches: attrs classes whose fields are Tensors [B, ...] or TensorLists of B, or mappings
+    of such, in which each name counts as a field.
 
     Subclasses use eq=False, since attrs would compare tuples of tensors, which raises. Setting a field checks it as in
     a new batch; `attrs.evolve` changes several fields at once. A class makes further checks in `__attrs_post_init__`,
@@ -45,7 +47,7 @@ class TensorBatch:
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field that fits the others; otherwise raise DataError and change nothing."""
-        if hasattr(self, name) and name in self.parts():  # not while the batch is made
+        if hasattr(self, name) and name in {attribute.name for attribute in fields(type(self))}:  # not while it is made
             evolve(self, **{name: value})
         object.__setattr__(self, name, value)
 
@@ -69,7 +71,18 @@ class TensorBatch:
 
     def parts(self) -> dict[str, Field]:
         """The fields by name, in the order of the class."""
-        return {attribute.name: getattr(self, attribute.name) for attribute in fields(type(self))}
+        found: dict[str, Field] = {}
+        for attribute in fields(type(self)):
+            value = getattr(self, attribute.name)
+            if isinstance(value, Mapping):
+                found |= {NAME.format(attribute.name, name): each for name, each in value.items()}
+            else:
+                found[attribute.name] = value
+        return found
+
+    def _with(self, parts: Mapping[str, Any]) -> Self:
+        """The batch with other fields, by their names in `parts`."""
+        return evolve(self, **_grouped(type(self), parts))
 
     @property
     def device(self) -> torch.device:
@@ -84,7 +97,7 @@ class TensorBatch:
         Raises IndexError past the ends, and DataError if nothing is selected.
         """
         rows = row_numbers([index] if is_row_number(index) else index, len(self))
-        return evolve(self, **{name: _rows(value, rows) for name, value in self.parts().items()})
+        return self._with({name: _rows(value, rows) for name, value in self.parts().items()})
 
     def __setitem__(self, index: int | Index, other: Self) -> None:
         """Assign the rows of another batch of the same class to distinct rows of this one, aligned as in `cat`.
@@ -101,14 +114,17 @@ class TensorBatch:
             _check_joinable(f"{self._name}.{name}", [value, new[name]])
             changed[name] = value.clone() if isinstance(value, Tensor) else value[:]
             changed[name][rows] = new[name]
-        for name, value in changed.items():
+        for name, value in _grouped(type(self), changed).items():
             object.__setattr__(self, name, value)  # of several fields, each may fit only all the others
 
     def __eq__(self, other: object) -> bool:
         """Whether the other batch has the same class, and equal fields in kind, dtype, shapes and values."""
-        return type(self) is type(other) and all(
-            value == theirs if isinstance(value, TensorList) else equal_tensors(value, theirs)
-            for value, theirs in zip(self.parts().values(), other.parts().values(), strict=True)
+        if type(self) is not type(other) or self.parts().keys() != other.parts().keys():
+            return False
+        theirs = other.parts()
+        return all(
+            value == theirs[name] if isinstance(value, TensorList) else equal_tensors(value, theirs[name])
+            for name, value in self.parts().items()
         )
 
     def __reduce__(self) -> tuple[Any, tuple[type[Self], dict[str, Packed | TensorList]]]:
@@ -134,7 +150,7 @@ class TensorBatch:
             values = [parts[name] for parts in aligned]
             _check_joinable(f"{cls.__name__}.{name}", values)
             joined[name] = torch.cat(values) if isinstance(values[0], Tensor) else TensorList.cat(values)
-        return evolve(batches[0], **joined)
+        return batches[0]._with(joined)
 
     @classmethod
     def _align(cls, batches: Sequence[Self]) -> Sequence[Self]:
@@ -162,7 +178,7 @@ class TensorBatch:
         moved = {}
         for name, value in self.parts().items():
             moved[name] = value.to(device=device or value.device, dtype=_dtype(value, dtype))
-        return evolve(self, **moved)
+        return self._with(moved)
 
     def _check_same_class(self, other: object) -> None:
         if type(self) is not type(other):
@@ -174,8 +190,9 @@ class ModelInputs(TensorBatch):
     """One batch for a target, padded on the right with zeros; `cat` and `__setitem__` pad the narrower batches.
 
     input_ids int64 [B, S]; attention_mask int64 [B, S]; loss_mask bool [B, S]; pixel_values: B x float [R, P];
-    image_grid_thw: B x int64 [I, 3]. A text-only row has R = I = 0. Raises DataError if the first three differ in
-    shape, or the last two are not TensorLists.
+    image_grid_thw: B x int64 [I, 3]. A text-only row has R = I = 0. seen: what other processors than Qwen's make of
+    images, B tensors of any shape by name, with no element in rows without it. Raises DataError if the first three
+    differ in shape, or the others are not TensorLists.
     """
 
     input_ids: Tensor
@@ -183,6 +200,7 @@ class ModelInputs(TensorBatch):
     loss_mask: Tensor
     pixel_values: TensorList
     image_grid_thw: TensorList
+    seen: Mapping[str, TensorList] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -197,7 +215,12 @@ class ModelInputs(TensorBatch):
     @property
     def has_images(self) -> bool:
         """Whether any row has an image; known from the shapes, without waiting for a device."""
-        return any(len(grid) > 0 for grid in self.image_grid_thw)
+        return any(len(grid) > 0 for grid in self.image_grid_thw) or bool(self.seen_or_none())
+
+    def seen_or_none(self) -> dict[str, list[Tensor]]:
+        """The tensors of other processors than Qwen's by name, in the order of the rows that have them."""
+        found = {name: [tensor for tensor in tensors if tensor.numel()] for name, tensors in self.seen.items()}
+        return {name: tensors for name, tensors in found.items() if tensors}
 
     def pixels_or_none(self) -> tuple[Tensor | None, Tensor | None]:
         """pixel_values [R, P] and image_grid_thw [I, 3] of all rows in order; None, None without an image.
@@ -211,11 +234,24 @@ class ModelInputs(TensorBatch):
     @classmethod
     def _align(cls, batches: Sequence[Self]) -> Sequence[Self]:
         widest = max(batch.input_ids.shape[1] for batch in batches)
-        return [batch if batch.input_ids.shape[1] == widest else batch.widened(widest) for batch in batches]
+        dtypes = {name: tensors.dtype for batch in batches for name, tensors in batch.seen.items()}
+        return [batch.widened(widest).with_names(dtypes) for batch in batches]
+
+    def with_names(self, dtypes: Mapping[str, torch.dtype]) -> Self:
+        """The batch with all these names in `seen`, without elements where it lacks one."""
+        if self.seen.keys() == dtypes.keys():
+            return self
+        nothing = {
+            name: TensorList([torch.empty(0, dtype=dtype, device=self.device)] * len(self))
+            for name, dtype in dtypes.items()
+        }
+        return evolve(self, seen={name: self.seen.get(name, empty) for name, empty in nothing.items()})
 
     def widened(self, width: int) -> Self:
         """The batch padded on the right to this width."""
         added = (0, width - self.input_ids.shape[1])
+        if added[1] == 0:
+            return self
         return evolve(
             self,
             input_ids=pad(self.input_ids, added),
@@ -229,6 +265,7 @@ def collate(samples: Sequence[TokenSample], device: torch.device | str = "cpu") 
     if not samples:
         raise DataError("a batch of no samples; give one or more")
     longest = max(len(sample.input_ids) for sample in samples)
+    dtypes = {name: tensor.dtype for sample in samples for name, tensor in sorted(sample.seen.items())}
     input_ids = torch.zeros(len(samples), longest, dtype=torch.int64)
     attention_mask = torch.zeros(len(samples), longest, dtype=torch.int64)
     loss_mask = torch.zeros(len(samples), longest, dtype=torch.bool)
@@ -243,6 +280,10 @@ def collate(samples: Sequence[TokenSample], device: torch.device | str = "cpu") 
         loss_mask=loss_mask,
         pixel_values=TensorList(sample.pixel_values for sample in samples),
         image_grid_thw=TensorList(sample.image_grid_thw for sample in samples),
+        seen={
+            name: TensorList(sample.seen.get(name, torch.empty(0, dtype=dtype)) for sample in samples)
+            for name, dtype in dtypes.items()
+        },
     ).to(device)
 
 
@@ -274,6 +315,17 @@ def _listed(values: dict[str, Any]) -> str:
 
 
 def _unpack_batch(batch_class: type[TensorBatch], packed: dict[str, Packed | TensorList]) -> TensorBatch:
-    return batch_class(
-        **{name: value if isinstance(value, TensorList) else unpack(value) for name, value in packed.items()}
-    )
+    parts = {name: value if isinstance(value, TensorList) else unpack(value) for name, value in packed.items()}
+    return batch_class(**_grouped(batch_class, parts))
+
+
+def _grouped(batch_class: type[TensorBatch], parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a batch by their names in `TensorBatch.parts`: those of mappings together."""
+    grouped: dict[str, Any] = {}
+    for name, value in parts.items():
+        outer, bracket, inner = name.partition("[")
+        if bracket:
+            grouped.setdefault(outer, {})[inner.removesuffix("]")] = value
+        else:
+            grouped[name] = value
+    return grouped

@@ -13,13 +13,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from attrs import frozen
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from dsl.errors import DataError
+from ops.lib.data.token_shards import IMAGE_TOKENS, TokenSample
 from ops.lib.vision.batch import ModelInputs
 from ops.lib.vision.config_classes import is_causal_class
 from ops.lib.vision.family_config import (
     MTP,
+    OF_IMAGES,
     QWEN,
     QWEN3,
     QWEN3_MASK_ID,
@@ -33,8 +36,10 @@ from ops.lib.vision.family_config import (
     check_served_config,
     full_attention_interval,
     has_recurrent_layers,
+    image_token_of,
     is_tied,
     patch_dim,
+    sees_by_name,
     text_part,
 )
 
@@ -91,6 +96,20 @@ class Family:
             raise DataError(f"the batch has images, but a {self.config.get('model_type')} target is a text model")
         return {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
 
+    def check_sample(self, sample: TokenSample) -> None:
+        """Check that a sample's image tokens are those of its images, for tensors of its target's own processor.
+
+        Raises DataError.
+        """
+
+    def check_seen(self, inputs: ModelInputs, output: Any) -> None:
+        """Check that the model made as many image tokens as the batch has. Raises DataError. Qwen's models check it."""
+
+    @property
+    def has_own_positions(self) -> bool:
+        """Whether the model derives positions itself, which are not the counts of tokens."""
+        return False
+
     def forget_positions(self, model: Any) -> None:
         """Drop the model's cached positions of an earlier prompt; a text model has none."""
 
@@ -134,6 +153,10 @@ class VisionFamily(Family):
     """
 
     other_parts: ClassVar[tuple[str, ...]] = (VISUAL,)
+
+    @property
+    def has_own_positions(self) -> bool:
+        return self.has_vision
 
     @property
     def vision_config(self) -> Mapping[str, Any]:
@@ -316,7 +339,7 @@ class Qwen35(VisionFamily):
 class AnyText(Family):
     """The language model of any other model type; what holds for it is measured on the checkpoint (target/probe.py).
 
-    A model with images is read as its language model: samples with images are refused.
+    A model with images is read as its language model, unless it is an `AnyVision`: samples with images are refused.
     """
 
     @property
@@ -331,6 +354,97 @@ class AnyText(Family):
     @property
     def has_linear_attention(self) -> bool:
         return has_recurrent_layers(self.text_config)
+
+
+@frozen
+class AnyVision(AnyText):
+    """A model of SEEING with its images: tensors of any names and shapes, as its own processor makes them.
+
+    In a batch they stand one sample after the other, as the processors have them: tensors of the images of several
+    samples are joined along their first dimension. What the processors fill with zeros there, and the models leave
+    out, is filled here too.
+    """
+
+    # Where some processors give tokens of images a type, by which they see each other.
+    TYPE_IDS: ClassVar[Mapping[str, str]] = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids"}
+    # Numbers of tiles, and their sides, differ between samples.
+    FILLED: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "llava_onevision": ("pixel_values",),
+        "idefics3": ("pixel_values", "pixel_attention_mask"),
+        "smolvlm": ("pixel_values", "pixel_attention_mask"),
+    }
+
+    @property
+    def has_vision(self) -> bool:
+        return True
+
+    @property
+    def auto_class(self) -> type[AutoModelForImageTextToText | AutoModelForCausalLM]:
+        return AutoModelForImageTextToText
+
+    @property
+    def image_token_id(self) -> int | None:
+        return image_token_of(self.config)
+
+    @property
+    def _type(self) -> str:
+        return str(self.config["model_type"])
+
+    def check_sample(self, sample: TokenSample) -> None:
+        found = int((sample.input_ids == self.image_token_id).sum())
+        expected = int(sample.seen[IMAGE_TOKENS].sum()) if sample.seen else 0
+        if found != expected:
+            raise DataError(
+                f'sample "{sample.id}": {found} image tokens in the text, but its images have {expected}; an image or '
+                "its tokens were left out: run tokenize_chat again"
+            )
+
+    def arguments(self, inputs: ModelInputs) -> dict[str, Any]:
+        arguments = {"input_ids": inputs.input_ids, "attention_mask": inputs.attention_mask}
+        seen = inputs.seen_or_none()
+        if inputs.has_images and not seen:
+            raise DataError(f"the batch has patches of Qwen's, which a {self._type} does not read")
+        seen.pop(IMAGE_TOKENS, None)
+        if not seen:
+            return arguments
+        if self._type in self.TYPE_IDS:
+            arguments[self.TYPE_IDS[self._type]] = (inputs.input_ids == self.image_token_id).long()
+        filled = self.FILLED.get(self._type, ())
+        return arguments | {name: _joined(name, tensors, name in filled) for name, tensors in seen.items()}
+
+    def check_seen(self, inputs: ModelInputs, output: Any) -> None:
+        if not inputs.seen_or_none():
+            return
+        tokens = int((inputs.input_ids == self.image_token_id).sum())
+        rows = output.image_hidden_states.numel() // int(self.text_config["hidden_size"])
+        if rows != tokens:
+            raise DataError(f"{tokens} image tokens, but the model makes {rows} of the images")
+
+    def part_of(self, parameter: str) -> Part:
+        name = parameter.lower()
+        if not any(part in name for part in OF_IMAGES):
+            return "text"
+        return "vision" if "vision" in name else "projector"
+
+
+def _joined(name: str, tensors: list[Tensor], is_filled: bool) -> Tensor:
+    """The tensors of several samples, one after the other; behind the smaller ones zeros, if they are filled.
+
+    Raises DataError where their shapes do not fit.
+    """
+    shapes = {tensor.shape[1:] for tensor in tensors}
+    if len(shapes) > 1 and is_filled:
+        largest = [max(sizes) for sizes in zip(*shapes, strict=True)]
+        tensors = [_filled(tensor, largest) for tensor in tensors]
+    elif len(shapes) > 1:
+        raise DataError(f"{name} of several samples cannot be joined: shapes {[list(each.shape) for each in tensors]}")
+    return torch.cat(tensors)
+
+
+def _filled(tensor: Tensor, sizes: list[int]) -> Tensor:
+    """A tensor with zeros behind, up to these sizes of all dimensions but the first."""
+    room = [(0, size - own) for own, size in zip(tensor.shape[1:], sizes, strict=True)]
+    return pad(tensor, [side for sides in reversed(room) for side in sides])
 
 
 FAMILIES: tuple[type[Family], ...] = (Qwen3, Qwen25Vl, Qwen3Vl, Qwen35)
@@ -350,7 +464,7 @@ def find_family(config: Mapping[str, Any]) -> Family | None:
     """The family of a config.json, None for one that names no model type."""
     wanted = config.get("model_type")
     if wanted is not None and wanted not in QWEN:
-        return AnyText(config)
+        return AnyVision(config) if sees_by_name(config) else AnyText(config)
     return next((family(config) for family in FAMILIES if wanted in family.model_types), None)
 
 

@@ -17,8 +17,11 @@ QWEN25_VL = ("qwen2_5_vl",)
 QWEN3_VL = ("qwen3_vl", "qwen3_vl_moe")
 QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 QWEN = (*QWEN3, *QWEN25_VL, *QWEN3_VL, *QWEN35)
+# Types whose images are read too, by their own processors; a row for each in tests/support/data/seeing_targets.py.
+SEEING = ("gemma3", "gemma4", "idefics3", "lfm2_vl", "llava_onevision", "smolvlm")
 # Beginnings of names of tensors that do not belong to the language model: its images, and several tokens at once.
 VISUAL, MTP = "visual.", "mtp."
+OF_IMAGES = ("vision", "visual", "projector", "connector", "image")  # parts of names, of other families
 MASK_TOKENS = ("<|mask|>", "<|MASK|>")  # of tokenizers that have one
 # Ids that no text of a family gives: 151669 lies beyond the tokenizers of Qwen3 and Qwen2.5-VL.
 QWEN3_MASK_ID, QWEN35_MASK_ID = 151669, 248070
@@ -58,6 +61,19 @@ TIED = "tie_word_embeddings"
 def is_qwen(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is of one of Qwen's families; one without a model type is taken for one."""
     return config.get("model_type", QWEN3[0]) in QWEN
+
+
+def sees_by_name(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a model whose images are read by its own processor (any_images.py)."""
+    return config.get("model_type") in SEEING and config.get("vision_config") is not None
+
+
+def image_token_of(config: Mapping[str, Any]) -> int | None:
+    """The id of image tokens in a config.json that `sees_by_name`; None if neither it nor its class names it."""
+    of = class_of(config.get("model_type"))
+    names = ("image_token_id", "image_token_index")
+    found = (each.get(name) for each in (config, of.defaults) for name in names)
+    return next((token for token in found if isinstance(token, int)), None)
 
 
 def check_model_type(config: Mapping[str, Any]) -> None:

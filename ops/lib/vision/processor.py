@@ -1,7 +1,8 @@
 """A processor composed by hand: tokenizer and image processor of a checkpoint directory or a model id.
 
 transformers' AutoProcessor and its Qwen VL processor classes require a video processor, which needs torchvision.
-Here the two parts for images and text are loaded separately, by default with the Pillow image processors.
+Here the two parts for images and text are loaded separately, by default with the Pillow image processors. Qwen's
+patches are placed in a text here (`pixels`, chunks.py); of other targets their own processor does it (`own`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.checkpoint_code import check_places, check_reads, read_settings
-from ops.lib.data.files import check_json_files
+from ops.lib.data.files import check_json_files, write_json
+from ops.lib.vision.any_images import AnyImages
 from ops.lib.vision.families import AnyText, find_family
-from ops.lib.vision.family_config import MASK_TOKENS, text_part
+from ops.lib.vision.family_config import MASK_TOKENS, sees_by_name, text_part
 from ops.lib.vision.processor_files import (
     DEFAULT,
     EDGES,
+    IMAGE_PROCESSOR_FILES,
     NO_TEMPLATE,
     NO_TOKENIZER,
     check_image_sizes,
@@ -36,6 +39,7 @@ from ops.lib.vision.processor_files import (
 )
 
 IMAGE_TOKEN = "<|image_pad|>"
+PROCESSOR_CONFIG = IMAGE_PROCESSOR_FILES[0]
 # What transformers raises for values in a checkpoint's JSON that it did not expect, and where a class needs a library
 # that is not installed.
 LOADING_ERRORS = (
@@ -50,8 +54,10 @@ ImageBackend = Literal["pillow", "torchvision"]
 class Processor:
     """A tokenizer, an image processor (None for a text-only model) and the ids that dflow needs.
 
-    image_backend: the library that resizes images, None without an image processor. vocab_size: the model's if its
-    config is present, else the tokenizer's; one more than the largest id, if that is larger.
+    image_token: the placeholder of an image in a text. own: of a target that is not Qwen's, what reads images; blind:
+    why nothing does, though the target sees. image_backend: the library that resizes images, None without an image
+    processor. vocab_size: the model's if its config is present, else the tokenizer's; one more than the largest id, if
+    that is larger.
     """
 
     source: str
@@ -65,6 +71,8 @@ class Processor:
     eos_token_ids: tuple[int, ...]
     special_tokens: tuple[str, ...]
     vocab_size: int
+    own: AnyImages | None = None
+    blind: str = ""
 
     @property
     def sees(self) -> bool:
@@ -73,21 +81,31 @@ class Processor:
 
     @property
     def pixel_limits(self) -> dict[str, int] | None:
-        """The limits min_pixels and max_pixels of an image; None without an image processor."""
-        if self.image_processor is None:
+        """The limits min_pixels and max_pixels of an image; None without an image processor, or if it has none."""
+        if self.image_processor is None or self.own:
             return None
         size = self.image_processor.size
         return {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
 
     @property
     def patch_dim(self) -> int:
-        """The length of a row of pixel values; 0 without images."""
-        images = self.image_processor
+        """The length of a row of pixel values; 0 without images, and for other processors than Qwen's."""
+        images = None if self.own else self.image_processor
         return 3 * images.temporal_patch_size * images.patch_size**2 if images else 0
 
     @property
     def merge_size(self) -> int:
-        return self.image_processor.merge_size if self.image_processor else 1
+        return self.image_processor.merge_size if self.image_processor and not self.own else 1
+
+    @property
+    def placeholder_id(self) -> int | None:
+        """The id of an image's placeholder; its image tokens have another one in some families."""
+        return self.tokenizer.get_vocab().get(self.image_token)
+
+    @property
+    def images_of(self) -> str | None:
+        """The model type by whose processor images are read; None for Qwen's, and without images."""
+        return str(self.own.config["model_type"]) if self.own else None
 
     def image_tokens(self, width: int, height: int) -> int:
         """The number of tokens of an image of this size. Raises ValueError as `pixels` does."""
@@ -121,6 +139,9 @@ class Processor:
         self.tokenizer.save_pretrained(folder)
         if self.image_processor is not None:
             self.image_processor.save_pretrained(folder)
+        if self.own is not None:
+            write_json(folder / PROCESSOR_CONFIG, dict(self.own.settings))
+            write_json(folder / "config.json", dict(self.own.config))
 
 
 def load_processor(
@@ -155,9 +176,13 @@ def load_processor(
         raise DataError(f"processor {source}: no tokenizer can be loaded: {type(error).__name__}: {error}") from error
     if not tokenizer.is_fast:
         raise DataError(f"processor {source}: a tokenizer with character offsets (tokenizer.json) is required")
+    own, blind = None, ""
+    if sees_by_name(config):
+        own, blind = _own_images(source, config, tokenizer, min_pixels, max_pixels, image_backend)
     sees = not isinstance(find_family(config), AnyText)
     image_processor = _image_processor(source, min_pixels, max_pixels, image_backend) if sees else None
-    template = chat_template or (_processor_template(source) if image_processor else None)
+    image_processor = own.image_processor if own else image_processor
+    template = chat_template or (_processor_settings(source).get("chat_template") if image_processor or blind else None)
     if template:
         tokenizer.chat_template = template
     if not tokenizer.chat_template:
@@ -169,19 +194,21 @@ def load_processor(
     text_config = text_part(config)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else text_config.get("pad_token_id")
     vocab_size = max([*tokenizer.get_vocab().values(), text_config.get("vocab_size", 0) - 1]) + 1
-    image_token = getattr(tokenizer, "image_token", None) or IMAGE_TOKEN
+    image_token = own.placeholder if own else getattr(tokenizer, "image_token", None) or IMAGE_TOKEN
     return Processor(
         source=source,
         tokenizer=tokenizer,
         image_processor=image_processor,
         image_backend=image_backend if image_processor else None,
         image_token=image_token,
-        image_token_id=tokenizer.get_vocab().get(image_token),
+        image_token_id=own.image_token_id if own else tokenizer.get_vocab().get(image_token),
         mask_token_id=mask_token_id(tokenizer, config, vocab_size),
         pad_token_id=tokenizer.eos_token_id if pad is None else pad,
         eos_token_ids=_eos_token_ids(source, tokenizer.eos_token_id),
         special_tokens=tuple(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special),
         vocab_size=vocab_size,
+        own=own,
+        blind=blind,
     )
 
 
@@ -203,8 +230,8 @@ def model_config(source: str) -> dict[str, Any]:
     return read_settings(Path(source) / "config.json")
 
 
-def _processor_template(source: str) -> str | dict[str, str] | None:
-    """The processor's chat template, in transformers' order; None for the tokenizer's own.
+def _processor_settings(source: str) -> dict[str, Any]:
+    """The settings of the processor itself, with its chat template in transformers' order, if it has one.
 
     The order is processor_config.json, chat_template.json, chat_template.jinja.
     """
@@ -212,7 +239,31 @@ def _processor_template(source: str) -> str | dict[str, str] | None:
         settings, _ = ProcessorMixin.get_processor_dict(source)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"processor {source}: its chat template cannot be read: {error}") from error
-    return settings.get("chat_template")
+    return dict(settings)
+
+
+def _own_images(
+    source: str,
+    config: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    min_pixels: int | None,
+    max_pixels: int | None,
+    backend: ImageBackend,
+) -> tuple[AnyImages | None, str]:
+    """What reads the images of a target that is not Qwen's, or why nothing does: its texts can be read all the same.
+
+    Raises DataError for limits of pixels, which those processors do not take.
+    """
+    place, images = _image_settings(source)
+    chosen_limits(source, place, images, min_pixels, max_pixels)
+    if not images:
+        return None, ""
+    parts = ("chat_template", "image_processor", "video_processor", "feature_extractor")
+    settings = {name: each for name, each in _processor_settings(source).items() if name not in parts}
+    try:
+        return AnyImages.load(config, settings, images, tokenizer, backend), ""
+    except DataError as error:
+        return None, str(error)
 
 
 def _eos_token_ids(source: str, eos_token_id: int) -> tuple[int, ...]:

@@ -14,10 +14,15 @@ from typing import Any
 from dsl.errors import DataError, on_one_line
 from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import shown_json
-from ops.lib.vision.family_config import is_qwen, vision_part
+from ops.lib.vision.family_config import is_qwen, sees_by_name, vision_part
 
 # Of image_processor_type: three names of one, which differ in the library that resizes.
 IMAGE_PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
+# Of the types of SEEING, without the endings by which those names differ; they take no limits of pixels.
+OTHER_IMAGE_PROCESSORS = (
+    *("Gemma3ImageProcessor", "Gemma4ImageProcessor", "Idefics3ImageProcessor", "Lfm2VlImageProcessor"),
+    *("LlavaOnevisionImageProcessor", "SmolVLMImageProcessor"),
+)
 IMAGE_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 DEFAULTS = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 1280}  # of transformers' Qwen2VLImageProcessor
 EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}  # in `size`
@@ -32,23 +37,24 @@ def ordered_pixels(instance: Any, _attribute: object, most: int | None) -> None:
 
 def image_settings(directory: Path) -> tuple[Path, dict[str, Any]]:
     """The file and the settings of the image processor, where transformers looks for them: in processor_config.json as
-    version 5 saves them, else in preprocessor_config.json. Empty without one, and beside a model that is not Qwen's,
-    which is read as its language model. Raises DataError for an unreadable file.
+    version 5 saves them, else in preprocessor_config.json. Empty without one, and beside a model that is read as its
+    language model. Raises DataError for an unreadable file.
     """
     whole, own = (directory / name for name in IMAGE_PROCESSOR_FILES)
-    if not is_qwen(read_settings(directory / "config.json")):
+    config = read_settings(directory / "config.json")
+    if not (is_qwen(config) or sees_by_name(config)):
         return own, {}
     nested = read_settings(whole).get("image_processor")
     return (whole, nested) if isinstance(nested, dict) else (own, read_settings(own))
 
 
 def pixel_limits(place: Path | str, settings: Mapping[str, Any]) -> dict[str, int]:
-    """The limits min_pixels and max_pixels of an image processor's settings; empty for empty settings.
+    """The limits min_pixels and max_pixels of an image processor's settings; empty for empty settings, or without any.
 
     As in transformers, min_pixels and max_pixels come before `size`, and each limit is read by itself. Raises
     DataError, which begins with the place.
     """
-    if not settings:
+    if not settings or has_no_limits(settings):
         return {}
     size = settings.get("size")
     size = size if isinstance(size, dict) else {}
@@ -61,6 +67,12 @@ def pixel_limits(place: Path | str, settings: Mapping[str, Any]) -> dict[str, in
     return found
 
 
+def has_no_limits(settings: Mapping[str, Any]) -> bool:
+    """Whether an image processor is one of another family than Qwen's, which has sizes of its own."""
+    kind = str(settings.get("image_processor_type", ""))
+    return kind.removesuffix("Fast").removesuffix("Pil") in OTHER_IMAGE_PROCESSORS
+
+
 def chosen_limits(
     source: Path | str,
     place: Path | str,
@@ -70,16 +82,22 @@ def chosen_limits(
 ) -> dict[str, int]:
     """The pixel limits of a processor's settings, replaced by those of a node if given; empty for empty settings.
 
-    source: the processor. place: the file of the settings. Raises DataError for an unknown image processor, and for
-    limits that exclude each other.
+    source: the processor. place: the file of the settings. Raises DataError for an unknown image processor, for limits
+    that exclude each other, and for any where it takes none.
     """
     if not settings:
         return {}
     kind = settings.get("image_processor_type", "")
-    if kind not in IMAGE_PROCESSORS:
-        known = ", ".join(IMAGE_PROCESSORS)
-        raise DataError(f'processor {source}: unknown image_processor_type "{kind}"; supported: {known}')
     wanted = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+    if has_no_limits(settings):
+        if given := [name for name, each in wanted.items() if each]:
+            raise DataError(
+                f"processor {source}: a {kind} takes no {' and no '.join(given)}; set the sizes in {place} and remove it"
+            )
+        return {}
+    if kind not in IMAGE_PROCESSORS:
+        known = ", ".join((*IMAGE_PROCESSORS, *OTHER_IMAGE_PROCESSORS))
+        raise DataError(f'processor {source}: unknown image_processor_type "{kind}"; supported: {known}')
     limits = pixel_limits(f"processor {place}", settings) | {name: each for name, each in wanted.items() if each}
     if limits["min_pixels"] > limits["max_pixels"]:
         raise DataError(f"processor {source}: min_pixels {limits['min_pixels']} > max_pixels {limits['max_pixels']}")
@@ -168,7 +186,8 @@ def _image_mistakes(directory: Path) -> list[str]:
 
 def lacks_image_processor(directory: Path) -> bool:
     """Whether the model in a readable directory sees, and has no settings of an image processor."""
-    sees = vision_part(read_settings(directory / "config.json")) is not None
+    config = read_settings(directory / "config.json")
+    sees = vision_part(config) is not None or sees_by_name(config)
     return sees and not image_settings(directory)[1]
 
 

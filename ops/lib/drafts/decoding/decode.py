@@ -203,7 +203,7 @@ def _extend(target: Target, cache: DynamicCache, tokens: list[int]) -> Tensor:
     """
     input_ids = torch.tensor([tokens], device=target.device)
     next_positions = cache.get_seq_length() + torch.arange(len(tokens), device=target.device)[None]
-    given = {} if target.family.has_vision else {"position_ids": next_positions}
+    given = {} if target.family.has_own_positions else {"position_ids": next_positions}
     return target.model(input_ids=input_ids, **given, past_key_values=cache, use_cache=True).logits[0]
 
 
