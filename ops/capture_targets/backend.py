@@ -138,7 +138,14 @@ def device_batch(
 
     They stay on the target's device, which is not waited for. Samples with and without images can be mixed. Pixel rows
     need no separate budget: merge_size^2 of them make an image token, and vision attention stays within an image.
+    Raises DataError, with its name, for a sample whose images the model does not take.
     """
+    inputs = target.inputs(samples)
     with target.capture_inputs(layer_ids) as captured:
-        final_BSM = target.hidden(target.inputs(samples))
+        try:
+            final_BSM = target.hidden(inputs)
+        except DataError as error:
+            for sample in samples if len(samples) > 1 else ():
+                device_batch(target, [sample], layer_ids)
+            raise DataError(f'sample "{samples[0].id}": {error}') from error
     return captured.features(), final_BSM if final_hidden else None

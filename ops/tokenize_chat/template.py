@@ -82,7 +82,7 @@ class Template:
         check_thinking(enable_thinking, [self._text], self.source)
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._arguments = {**processor.tokenizer.special_tokens_map, **thinking}
-        self._strings_only = processor.image_processor is None
+        self._strings_only = processor.image_processor is None and not processor.blind
         self._special_tokens = [token for token in processor.special_tokens if token not in (THINK, END_OF_THOUGHT)]
         self.has_marks = GENERATION.search(self._text) is not None
         self._seconds = seconds

@@ -134,15 +134,25 @@ class Target:
 
     def forward(self, inputs: ModelInputs, **options: Any) -> Any:
         """The model's output, logits included, for a batch that starts at position 0 (a prefill)."""
-        output = self.model(**self.model_arguments(inputs), **options)
-        self.family.check_seen(inputs, output)
-        return output
+        return self._run(self.model, inputs, options)
 
     def hidden(self, inputs: ModelInputs) -> Tensor:
         """Hidden states after the final norm, [B, S, M], for a batch that starts at position 0; computes no logits."""
-        output = self.model.base_model(**self.model_arguments(inputs), use_cache=False)
+        return self._run(self.model.base_model, inputs, {"use_cache": False}).last_hidden_state
+
+    def _run(self, model: Any, inputs: ModelInputs, options: Mapping[str, Any]) -> Any:
+        """The output of the model or its base. Raises DataError where its vision tower and the image tokens differ."""
+        arguments = self.model_arguments(inputs)
+        try:
+            output = model(**arguments, **options)
+        except torch.OutOfMemoryError:
+            raise
+        except (ValueError, RuntimeError) as error:
+            if not inputs.seen_or_none():
+                raise
+            raise DataError(f"the model does not take these images: {error}") from error
         self.family.check_seen(inputs, output)
-        return output.last_hidden_state
+        return output
 
     def model_arguments(self, inputs: ModelInputs) -> dict[str, Any]:
         """The arguments of the model's forward for a batch that starts at position 0; the model derives the positions.

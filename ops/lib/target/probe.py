@@ -23,9 +23,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from dsl.errors import DataError
+from ops.lib.data.token_shards import TokenSample
 from ops.lib.target.cache import Rows, own_cache, whole_cache
 from ops.lib.target.cache_trial import ordinary_tokens, sample_of, verification_of
 from ops.lib.target.model import Target
@@ -128,12 +130,9 @@ def _padding(target: Target, texts: list[list[int]]) -> float:
 def _verified(target: Target, texts: list[list[int]]) -> list[Check]:
     """The checks of blocks and of speculation, which one decoding gives."""
     try:
-        plain = [_plain(target, text) for text in texts]
-        way = verification_of(target)
-        if way is Verification.BATCH:
-            found = _speculated(target, way, texts, plain)
-        else:
-            found = [_speculated(target, way, [text], [answer])[0] for text, answer in zip(texts, plain, strict=True)]
+        samples = list(map(sample_of, texts))
+        plain = [plain_answer(target, sample) for sample in samples]
+        found = speculated_answers(target, samples, plain)
     except MODEL_ERRORS as error:
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
         return [Check(name, False, reason=reason) for name in (BLOCKS, SPECULATION)]
@@ -146,22 +145,32 @@ def _verified(target: Target, texts: list[list[int]]) -> list[Check]:
 Answer = tuple[list[int], Tensor]  # tokens, and the logits [S, V] by which they were chosen
 
 
-def _plain(target: Target, text: list[int]) -> Answer:
-    """The greedy answer without a cache, which every other way has to give."""
-    ids = list(text)
+def plain_answer(target: Target, sample: TokenSample) -> Answer:
+    """The greedy answer to a sample's prompt without a cache, which every other way has to give."""
+    sample = sample.prompt()
+    start = len(sample.input_ids)
     for _ in range(ANSWER):
-        logits_SV = target.model(input_ids=torch.tensor([ids], device=target.device), use_cache=False).logits[0]
-        ids.append(int(logits_SV[-1].argmax()))
-    return ids[len(text) :], logits_SV[len(text) - 1 :]
+        logits_SV = target.forward(target.inputs([sample]), use_cache=False).logits[0]
+        sample = evolve(sample, input_ids=torch.cat([sample.input_ids, logits_SV[-1:].argmax(-1).cpu()]))
+        sample = evolve(sample, loss_mask=torch.zeros(len(sample.input_ids), dtype=torch.bool))
+    return sample.input_ids[start:].tolist(), logits_SV[start - 1 :]
+
+
+Speculated = tuple[list[int], float]  # tokens, and the difference of the logits that chose them, until they are others
+
+
+def speculated_answers(target: Target, samples: Sequence[TokenSample], plain: Sequence[Answer]) -> list[Speculated]:
+    """The answer to each sample's prompt by proposals of which every third is wrong, as the target verifies them."""
+    way = verification_of(target)
+    if way is Verification.BATCH:
+        return _speculated(target, way, samples, plain)
+    return [_speculated(target, way, [one], [answer])[0] for one, answer in zip(samples, plain, strict=True)]
 
 
 def _speculated(
-    target: Target, way: Verification, texts: list[list[int]], plain: Sequence[Answer]
-) -> list[tuple[list[int], float]]:
-    """Of each text the answer by proposals of which every third is wrong, and the difference of the logits that chose
-    its tokens, until they are others.
-    """
-    begun = prefill(target, target.prompts(list(map(sample_of, texts))), whole_cache(target))
+    target: Target, way: Verification, samples: Sequence[TokenSample], plain: Sequence[Answer]
+) -> list[Speculated]:
+    begun = prefill(target, target.prompts(samples), whole_cache(target))
     rows = Rows.of(begun.mask_BS)
     tokens = [[int(token)] for token in begun.logits_BV.argmax(-1)]
     differences = [

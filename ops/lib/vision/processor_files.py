@@ -92,7 +92,7 @@ def chosen_limits(
     if has_no_limits(settings):
         if given := [name for name, each in wanted.items() if each]:
             raise DataError(
-                f"processor {source}: a {kind} takes no {' and no '.join(given)}; set the sizes in {place} and remove it"
+                f"processor {source}: a {kind} takes no {' and no '.join(given)}: remove that; its own sizes are in {place}"
             )
         return {}
     if kind not in IMAGE_PROCESSORS:

@@ -11,14 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from any_targets import PROSE, SIZES
 from attrs import frozen
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.builtin_template import CHAT_TEMPLATE
 
+VOCABULARY = 440
 SIDE, PATCH = 16, 4  # pixels of what a vision tower reads
 TOWER = {
     "hidden_size": 32,
@@ -113,7 +120,7 @@ FAMILIES: Mapping[str, SeeingRow] = {
             "global_head_dim": 16,
             "sliding_window": 8,
             "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": 440,
+            "vocab_size_per_layer_input": VOCABULARY,
             "num_kv_shared_layers": 0,
             "use_bidirectional_attention": "vision",
             "layer_types": ["sliding_attention", "full_attention"] * 3,
@@ -128,8 +135,14 @@ FAMILIES: Mapping[str, SeeingRow] = {
         },
         processor={"image_seq_length": 70},
         images={"patch_size": PATCH, "pooling_kernel_size": 2, "max_soft_tokens": 70},
-        tokens={"image_token": "<|image|>", "boi_token": "<|image>", "eoi_token": "<image|>", "audio_token": "<|audio|>",
-                "boa_token": "<|audio>", "eoa_token": "<audio|>"},
+        tokens={
+            "image_token": "<|image|>",
+            "boi_token": "<|image>",
+            "eoi_token": "<image|>",
+            "audio_token": "<|audio|>",
+            "boa_token": "<|audio>",
+            "eoa_token": "<audio|>",
+        },
         placeholder="<|image|>",
     ),
 }
@@ -144,7 +157,7 @@ def seeing_checkpoint(kind: str, folder: Path, seed: int = 0) -> Path:
         ids = {"image_token_index": ids["image_token_id"]}
     _model(kind, row, ids, seed).save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps(dict(row.processor)))
-    name = getattr(transformers, transformers.models.auto.image_processing_auto.IMAGE_PROCESSOR_MAPPING_NAMES[kind]["torchvision"]).__name__
+    name = IMAGE_PROCESSOR_MAPPING_NAMES[kind]["torchvision"]
     means = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": name, **means, **row.images}))
     return folder
@@ -161,7 +174,9 @@ def _tokenizer(row: SeeingRow, folder: Path) -> PreTrainedTokenizerFast:
         extra_special_tokens=dict(row.tokens),
         clean_up_tokenization_spaces=False,
     )
-    fast.add_special_tokens({"additional_special_tokens": [*row.others, "<|im_start|>", "<|mask|>"]}, replace_extra_special_tokens=False)
+    fast.add_special_tokens(
+        {"additional_special_tokens": [*row.others, "<|im_start|>", "<|mask|>"]}, replace_extra_special_tokens=False
+    )
     fast.chat_template = CHAT_TEMPLATE.replace(IN_TEMPLATE, row.placeholder)
     fast.save_pretrained(folder)
     return fast
@@ -173,7 +188,7 @@ def _model(kind: str, row: SeeingRow, ids: Mapping[str, int], seed: int) -> PreT
         torch.manual_seed(seed)
         config = AutoConfig.for_model(
             kind,
-            text_config={**SIZES, "vocab_size": 440, **row.text},
+            text_config={**SIZES, "vocab_size": VOCABULARY, **row.text},
             vision_config=dict(row.vision),
             **row.config,
             **ids,
@@ -184,4 +199,6 @@ def _model(kind: str, row: SeeingRow, ids: Mapping[str, int], seed: int) -> PreT
                 if weight.ndim >= 2:
                     ends = "embed" in name
                     weight.normal_(std=0.3 if ends else 2 * weight[0].numel() ** -0.5)
+            for ends in (model.get_input_embeddings(), model.get_output_embeddings()):
+                ends.weight[list(ids.values())] = 0  # no answer holds the placeholder of an image
     return model.eval()
