@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
+from dsl.errors import DataError
 from dsl.op import is_builtin
 from dsl.stage import Stage
 from ops.finetune_vlm.op import FinetuneVlm, Part, check_parts
@@ -21,6 +22,7 @@ from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, des
 from ops.lib.target.tiny_config import check_builtin, tiny_config
 from ops.lib.training.muon import Muon
 from ops.lib.training.optimizer import MuonAdamW, Optimizer, adamw_options
+from ops.lib.vision.families import AnyVision
 from ops.lib.vision.processor import load_processor
 
 BETAS = (0.9, 0.95)
@@ -46,6 +48,11 @@ def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tupl
     stored = stored_dtype(directory) if stage.world_size > 1 else None
     target = Target.from_directory(directory, info, device, stored or torch.float32)
     check_images_fit(reader, target.family)
+    if isinstance(target.family, AnyVision) and any(record["category"] == "image" for record in reader.records):
+        raise DataError(
+            f"finetune_vlm trains on images only with Qwen's families, and this is a {info['model_type']}: take "
+            "load_target, which reads its images, or remove the image samples"
+        )
     return target, directory
 
 

@@ -126,7 +126,7 @@ class ParallelTarget:
         model = self.target.model
         decoder = model.get_decoder()
         with ExitStack() as hooks:
-            if self.world_size > 1 and self.target.family.has_vision and not inputs.has_images:
+            if self.world_size > 1 and self._patches and not inputs.has_images:
                 hooks.callback(decoder.register_forward_pre_hook(self._see_nothing, with_kwargs=True).remove)
             if self.exchange is not None:
                 part = Slice(self.exchange, self.target.family, start, end)
@@ -134,6 +134,11 @@ class ParallelTarget:
             head = model.get_output_embeddings()
             hooks.callback(head.register_forward_pre_hook(lambda _, args: (args[0][wanted_Bs],)).remove)
             yield
+
+    @property
+    def _patches(self) -> bool:
+        """Whether the target reads Qwen's patches; images of others are not trained on."""
+        return isinstance(self.target.family, VisionFamily) and self.target.family.has_vision
 
     def _see_nothing(
         self, _decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -46,6 +46,8 @@ VISION: Mapping[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_heads": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
     "out_hidden_size": 64,
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0, 1],

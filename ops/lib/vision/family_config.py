@@ -19,6 +19,7 @@ QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 QWEN = (*QWEN3, *QWEN25_VL, *QWEN3_VL, *QWEN35)
 # Types whose images are read too, by their own processors; a row for each in tests/support/data/seeing_targets.py.
 SEEING = ("gemma3", "gemma4", "idefics3", "lfm2_vl", "llava_onevision", "smolvlm")
+BY_TORCHVISION = ("lfm2_vl",)  # those whose image processor needs torchvision
 # Beginnings of names of tensors that do not belong to the language model: its images, and several tokens at once.
 VISUAL, MTP = "visual.", "mtp."
 OF_IMAGES = ("vision", "visual", "projector", "connector", "image")  # parts of names, of other families

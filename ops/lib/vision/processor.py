@@ -7,6 +7,7 @@ patches are placed in a text here (`pixels`, chunks.py); of other targets their 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -309,3 +310,21 @@ def _torchvision_class() -> type[BaseImageProcessor]:
             f'image_backend = "torchvision": torchvision cannot be imported here ({error}); install the build '
             'that fits the installed torch, or set image_backend = "pillow"'
         ) from error
+
+
+def main() -> None:
+    """Print the most tokens of an image of two sides, either way, by a checkpoint's own processor.
+
+    Arguments: the directory, "pillow" or "torchvision", and two numbers of pixels.
+    """
+    directory, backend, *sides = sys.argv[1:]
+    processor = load_processor(directory, image_backend="torchvision" if backend == "torchvision" else "pillow")
+    if processor.own is None:
+        sys.exit(processor.blind or f"{directory} has no image processor (preprocessor_config.json)")
+    width, height = map(int, sides)
+    pictures = [Image.new("RGB", size, (90, 120, 150)) for size in ((width, height), (height, width), (width, width))]
+    print(max(sum(processor.own.see([picture]).image_tokens) for picture in pictures))
+
+
+if __name__ == "__main__":
+    main()

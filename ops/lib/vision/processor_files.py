@@ -91,9 +91,7 @@ def chosen_limits(
     wanted = {"min_pixels": min_pixels, "max_pixels": max_pixels}
     if has_no_limits(settings):
         if given := [name for name, each in wanted.items() if each]:
-            raise DataError(
-                f"processor {source}: a {kind} takes no {' and no '.join(given)}: remove that; its own sizes are in {place}"
-            )
+            raise DataError(f"processor {source}: a {kind} takes no {' and no '.join(given)}: its sizes are in {place}")
         return {}
     if kind not in IMAGE_PROCESSORS:
         known = ", ".join((*IMAGE_PROCESSORS, *OTHER_IMAGE_PROCESSORS))

@@ -15,7 +15,7 @@ from ops.ingest.image_folder import BESIDE
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.tokenize_chat.plan import TOKEN_BYTES
-from ops.tools.init.survey import BY_CLASS, FRACTIONS, PixelRules, Survey, percentile
+from ops.tools.init.survey import BY_CLASS, FRACTIONS, OwnRules, PixelRules, Survey, percentile
 from ops.tools.init.target import MOST_LAYERS, Target
 from ops.train_dflash.verdicts import LEAST_BETWEEN, is_short
 
@@ -57,7 +57,7 @@ class Advice:
     max_length: int
     min_loss_tokens: Choice
     max_pixels: Choice | None
-    rules: PixelRules
+    rules: PixelRules | OwnRules
     block_size: Choice
     tokens_per_step: Choice
     epochs: Choice
@@ -97,7 +97,9 @@ def advise(found: Survey, target: Target | None, free_disk: int, precision: Prec
     _check(found, target)
     answers = [tokens for length in found.lengths for tokens in length.answers]
     max_pixels = _max_pixels(found)
-    rules = found.rules if max_pixels is None else attrs.evolve(found.rules, max_pixels=max_pixels.value)
+    rules = found.rules
+    if max_pixels is not None and isinstance(rules, PixelRules):
+        rules = attrs.evolve(rules, max_pixels=max_pixels.value)
     prompts = [length.prompt(rules) for length in found.lengths]
     max_new = _max_new_tokens(answers)
     max_prompt = _max_prompt_tokens(found, rules, prompts, max_new.value)
@@ -160,7 +162,9 @@ def _check(found: Survey, target: Target | None) -> None:
 
 
 def _max_pixels(found: Survey) -> Choice | None:
-    """A limit of pixels if images use more than IMAGE_TOKENS each; None otherwise."""
+    """A limit of pixels if images use more than IMAGE_TOKENS each; None otherwise, and where none can be set."""
+    if isinstance(found.rules, OwnRules):
+        return None
     largest = max((found.rules.tokens(size) for length in found.lengths for size in length.images), default=0)
     if largest <= IMAGE_TOKENS:
         return None
@@ -176,7 +180,7 @@ def _max_new_tokens(answers: list[int]) -> Choice:
     return Choice(value, f"95 % of the data's answers have at most {usual:,} tokens; the target's own may be longer")
 
 
-def _max_prompt_tokens(found: Survey, rules: PixelRules, prompts: list[int], max_new: int) -> Choice:
+def _max_prompt_tokens(found: Survey, rules: PixelRules | OwnRules, prompts: list[int], max_new: int) -> Choice:
     """A limit for max_prompt_tokens. Later prompts of a chat hold the target's own answers, maybe longer than the
     data's.
     """

@@ -24,8 +24,9 @@ from ops.ingest.sample import END_OF_THOUGHT, THINK, DroppedSample, ImagePart, R
 from ops.ingest.source import UnknownFormat, find_format
 from ops.ingest.splits import split_of
 from ops.lib.data.sample_account import Unusable
+from ops.lib.vision.family_config import sees_by_name
 from ops.lib.vision.images import fault_of, size_of, strict_pillow
-from ops.tools.init.target import Target
+from ops.tools.init.target import Target, most_image_tokens
 
 BY_CLASS = "image-folder"
 MEASURED = 1000  # samples whose tokens are counted
@@ -66,7 +67,7 @@ class Survey:
     image_root: str | tuple[str, ...] | None
     allow_outside: bool
     exact: bool
-    rules: PixelRules
+    rules: PixelRules | OwnRules
     samples: int = 0
     with_images: int = 0
     several_images: int = 0
@@ -293,6 +294,19 @@ class PixelRules:
 
 
 @frozen
+class OwnRules:
+    """The rule of targets that are not Qwen's: as many tokens as their own processor makes of a large image.
+
+    most: gives that number, or raises DataError.
+    """
+
+    most: Callable[[], int]
+
+    def tokens(self, _size: Size) -> int:
+        return self.most()
+
+
+@frozen
 class Length:
     """The size of a sample in tokens of text, with the sizes of its images.
 
@@ -305,16 +319,16 @@ class Length:
     answers: tuple[int, ...]
     images: tuple[Size, ...]
 
-    def prompt(self, rules: PixelRules) -> int:
+    def prompt(self, rules: PixelRules | OwnRules) -> int:
         """The number of tokens of the last prompt, including images."""
         return self.before + sum(map(rules.tokens, self.images))
 
-    def regenerated_prompt(self, rules: PixelRules, max_answer: int) -> int:
+    def regenerated_prompt(self, rules: PixelRules | OwnRules, max_answer: int) -> int:
         """The tokens of the last prompt if the target answers each earlier turn with max_answer tokens."""
         earlier = self.answers[:-1] if self.last else self.answers
         return self.prompt(rules) + sum(max(max_answer + TURN_TOKENS - tokens, 0) for tokens in earlier)
 
-    def whole(self, rules: PixelRules) -> int:
+    def whole(self, rules: PixelRules | OwnRules) -> int:
         return self.prompt(rules) + self.last
 
     @property
@@ -329,13 +343,15 @@ class Counter:
 
     of_text: Callable[[str], int]
     exact: bool
-    rules: PixelRules
+    rules: PixelRules | OwnRules
 
     @classmethod
     def of(cls, target: Target | None) -> Counter:
         """A counter by the target's files; without a target by BYTES_PER_TOKEN and the image rules of Qwen3-VL."""
-        rules = PixelRules()
-        if target is not None:
+        rules: PixelRules | OwnRules = PixelRules()
+        if target is not None and sees_by_name(target.config):
+            rules = OwnRules(lambda: most_image_tokens(target.checkpoint, target.image_backend))
+        elif target is not None:
             rules = PixelRules(target.pixel_factor, **target.pixel_limits)
         if target is None or target.tokenizer is None:
             return cls(estimated, exact=False, rules=rules)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,12 @@ from ops.lib.target.checkpoint_check import checkpoint_mistakes, sizes_in
 from ops.lib.target.probed import probe_of_copy
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
-from ops.lib.vision.family_config import is_qwen
+from ops.lib.vision.family_config import BY_TORCHVISION, is_qwen, sees_by_name
 from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_limits
 from ops.load_target.plan import TARGETS, dtype_of, find_config
 
 MOST_LAYERS = 5  # of the paper
+LARGE = (2048, 1024)  # pixels of the sides of a picture by which tokens of images are counted
 AS_MEASURED = "measured on a small random copy (`dflow doctor --target DIR` lists them)"
 TOKENIZER = "tokenizer.json"
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
@@ -59,7 +63,20 @@ class Target:
 
     @property
     def sees(self) -> bool:
-        return self.sizes.seeing is not None
+        return self.sizes.seeing is not None or sees_by_name(self.config)
+
+    @property
+    def image_tokens(self) -> int | None:
+        """The most tokens that its own processor makes of a large image; None for Qwen's, which count pixels.
+
+        Raises DataError where it cannot be loaded.
+        """
+        return most_image_tokens(self.checkpoint, self.image_backend) if sees_by_name(self.config) else None
+
+    @property
+    def image_backend(self) -> str:
+        """The library that resizes its images: Pillow, unless there is no such processor."""
+        return "torchvision" if self.config.get("model_type") in BY_TORCHVISION else "pillow"
 
     @property
     def dtype(self) -> str:
@@ -139,6 +156,19 @@ def measured(target: Target) -> list[str]:
     if probe.warning:
         return [f"target: a {kind}, {probe.warning}"]
     return [f"target: a {kind}; all {len(probe.checks)} checks of a target hold, {AS_MEASURED}"]
+
+
+@cache
+def most_image_tokens(checkpoint: str, image_backend: str) -> int:
+    """The most tokens that a checkpoint's processor makes of a picture of LARGE, wide or high, in a process of its own.
+
+    Raises DataError where it cannot be loaded.
+    """
+    command = [sys.executable, "-m", "ops.lib.vision.processor", checkpoint, image_backend, *map(str, LARGE)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise DataError(f"{checkpoint}: images cannot be read: {made.stderr.strip().rpartition(chr(10))[2]}")
+    return int(made.stdout)
 
 
 def _mask(directory: Path) -> tuple[int, str] | None:

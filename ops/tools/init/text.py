@@ -197,7 +197,7 @@ def _regenerate(found: Survey, target: Target | None, advice: Advice, dtype: str
         _line("max_prompt_tokens", advice.max_prompt_tokens),
         _line("max_new_tokens", advice.max_new_tokens),
     ]
-    return [*lines, *_thinking(found, target), *_reasoned_dtype(advice), *_pixels(advice, sees)]
+    return [*lines, *_thinking(found, target), *_reasoned_dtype(advice), *_pixels(advice, target, sees)]
 
 
 def _tokenize(found: Survey, target: Target | None, advice: Advice, sees: bool) -> list[str]:
@@ -211,7 +211,7 @@ def _tokenize(found: Survey, target: Target | None, advice: Advice, sees: bool) 
         _line("expected_tokens", Choice(advice.tokens, "for dflow plan, until they are counted")),
         *_thinking(found, target),
         *_last_only(found, target),
-        *_pixels(advice, sees),
+        *_pixels(advice, target, sees),
     ]
 
 
@@ -379,5 +379,8 @@ def _about_reasoning(found: Survey, target: Target | None) -> list[str]:
     return [f"{about}, so enable_thinking = {'true' if _wants_reasoning(found) else 'false'}"]
 
 
-def _pixels(advice: Advice, sees: bool) -> list[str]:
-    return [_line("max_pixels", advice.max_pixels)] if sees and advice.max_pixels is not None else []
+def _pixels(advice: Advice, target: Target | None, sees: bool) -> list[str]:
+    lines = [_line("max_pixels", advice.max_pixels)] if sees and advice.max_pixels is not None else []
+    if sees and target is not None and target.image_backend != "pillow":
+        lines.append(f'image_backend = "{target.image_backend}"     # the only library of its image processor')
+    return lines
