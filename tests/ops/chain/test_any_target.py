@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from any_targets import any_checkpoint
 from fake_stage import FakeStage
+from family_checkpoints import picture
+from seeing_targets import seeing_checkpoint
 
 from dsl.op import Ref
 from ops.artifacts import (
@@ -32,6 +34,7 @@ from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
 from ops.lib.data.files import read_json
+from ops.lib.data.token_shards import TokenReader
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.shard_sequence.op import ShardSequence
@@ -44,7 +47,12 @@ from ops.train_dflash.run import train_dflash
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    rows = [
+    return written(tmp_path)
+
+
+def written(tmp_path: Path, image: str | None = None) -> Path:
+    """Chats, every second one with this image."""
+    rows: list[dict[str, Any]] = [
         {
             "id": f"text-{index}",
             "split": ("test", "val", "train")[min(index, 2)],
@@ -55,13 +63,30 @@ def data(tmp_path: Path) -> Path:
         }
         for index in range(8)
     ]
+    for row in rows[::2] if image else ():
+        row["image"] = image
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path / "data.jsonl"
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_oss"])
 def test_a_target_of_any_family_goes_through_the_whole_chain(data: Path, tmp_path: Path, kind: str) -> None:
-    checkpoint = str(any_checkpoint(kind, tmp_path / "checkpoint"))
+    go_through_the_chain(kind, any_checkpoint(kind, tmp_path / "checkpoint"), data, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3", "llava_onevision", "idefics3"])
+def test_a_target_whose_own_processor_reads_images_goes_through_the_whole_chain(tmp_path: Path, kind: str) -> None:
+    picture(40, 24).save(tmp_path / "picture.png")
+    data = written(tmp_path, "picture.png")
+    tokens = go_through_the_chain(kind, seeing_checkpoint(kind, tmp_path / "checkpoint"), data, tmp_path)
+    reader = TokenReader(tokens)
+    assert (kind, None) == (reader.info["images_of"], reader.info["pixel_limits"])
+    assert 4 == sum(reader.sample(place).has_images for place in range(len(reader)))
+
+
+def go_through_the_chain(kind: str, checkpoint: Path, data: Path, tmp_path: Path) -> TokenShards:
+    """Run every op, check the draft's shape and that it decodes without loss, and return the tokens."""
 
     def made(name: str, config: Any, run: Any, output: Any, **inputs: Any) -> Any:
         stage = FakeStage(tmp_path / name, inputs)
@@ -70,7 +95,7 @@ def test_a_target_of_any_family_goes_through_the_whole_chain(data: Path, tmp_pat
 
     samples = made("ingest", Ingest(source=str(data), seed=0), ingest, Samples)
     images = made("inject", InjectImages(samples=Ref("a")), inject_images, ImageSamples, samples=samples)
-    target = made("target", LoadTarget(checkpoint=checkpoint), load_target, TargetModel)
+    target = made("target", LoadTarget(checkpoint=str(checkpoint)), load_target, TargetModel)
     config = TokenizeChat(samples=Ref("a"), target=Ref("b"), min_loss_tokens=8)
     tokens = made("tokenize", config, tokenize_chat, TokenShards, samples=images, target=target)
     config = CaptureTargets(tokens=Ref("a"), target=Ref("b"), target_layer_ids=(0, 2, 4))
@@ -95,3 +120,4 @@ def test_a_target_of_any_family_goes_through_the_whole_chain(data: Path, tmp_pat
     )
     report = read_json(tmp_path / "eval" / "out" / "report.json")
     assert {"errors": 0, "ties": 0} == report["lossless"]
+    return cast(TokenShards, tokens)
