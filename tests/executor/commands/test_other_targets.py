@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from any_targets import any_checkpoint
-from init_cases import chat, nodes
+from init_cases import chat, nodes, write_photos
+from seeing_targets import seeing_checkpoint
 
 from executor.cli import main
+from ops.tools.init.target import most_image_tokens
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_oss", "glm4"])
@@ -25,6 +27,18 @@ def test_init_writes_a_pipeline_that_plans_without_a_hand_on_it(
     made = nodes(project / "pipeline.toml")
     assert 360 == made["target"]["mask_token_id"]  # the first row without a token
     assert 0 == main(["plan", "pipeline.toml"])
+
+
+@pytest.mark.slow
+def test_init_counts_images_by_the_targets_own_processor(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = seeing_checkpoint("gemma3", project / "target")
+    assert 0 == main(["init", str(write_photos(project)), "--target", str(target)])
+    assert "all 5 checks of a target hold" in capsys.readouterr().out
+    made = nodes(project / "pipeline.toml")
+    assert "max_pixels" not in made["tokenize"]
+    assert 0 == main(["plan", "pipeline.toml"])
+    assert 0 == main(["doctor", "--target", str(target)])
+    assert 4 == most_image_tokens(str(target), "pillow")
 
 
 def test_a_model_without_its_layers_is_refused_by_init_and_doctor_lists_why(

@@ -7,6 +7,7 @@ Gemma 4's image processor for Pillow, and from patches of the form that LFM2-VL'
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -29,11 +30,14 @@ from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
 from ops.lib.drafts.losses.log_probs import token_log_probs
-from ops.lib.target.model import Target, describe_target
+from ops.lib.target.checkpoint_check import pixel_mistakes
+from ops.lib.target.model import Target, check_patches_fit, describe_target
 from ops.lib.target.probe import TOLERANCE, plain_answer, speculated_answers
 from ops.lib.vision.any_images import Seen
 from ops.lib.vision.processor import Processor, load_processor
+from ops.lib.vision.processor_files import lacks_image_processor
 from ops.tokenize_chat.encode import ChatEncoder, load_each, prompt_ids, prompt_sample, with_images, with_seen
+from ops.tokenize_chat.run import check_images
 
 BACKEND = "torchvision" if importlib.util.find_spec("torchvision") else "pillow"
 KINDS = tuple(FAMILIES)
@@ -270,3 +274,56 @@ def test_an_image_that_is_left_out_and_wrong_numbers_of_tokens_are_refused_with_
         encoded = case.encoder.encode(case.rows["two"][0])
         seen = Seen(("x",), (1,), one.seen)
         case.encoder.with_seen(case.rows["two"][0], (), encoded, seen)
+
+
+def test_what_its_processor_cannot_do_is_said_and_texts_are_read_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeing_checkpoint("smolvlm", tmp_path / "smolvlm")
+    monkeypatch.setattr(smolvlm, "num2words", None)
+    blind = load_processor(str(tmp_path / "smolvlm"))
+    assert not blind.sees
+    assert "the processor of a smolvlm needs another library: Package `num2words` is required" in blind.blind
+    assert len(ChatEncoder(blind).encode(turn("What is it?")).input_ids)
+    (tmp_path / "in").mkdir()
+    row = {"id": "a", "images": [{}]}
+    (tmp_path / "in" / "samples.jsonl").write_text(json.dumps(row))
+    with pytest.raises(DataError, match=r'sample "a" has an image, but the processor of a smolvlm needs another'):
+        check_images(tmp_path / "in" / "samples.jsonl", blind)
+    seeing_checkpoint("lfm2_vl", tmp_path / "lfm2_vl")
+    assert 'not resized by pillow: set image_backend = "torchvision"' in load_processor(str(tmp_path / "lfm2_vl")).blind
+
+
+def test_limits_of_pixels_are_refused_and_the_processor_is_read_again_as_it_was_saved(tmp_path: Path) -> None:
+    folder = seeing_checkpoint("gemma3", tmp_path / "target")
+    with pytest.raises(DataError, match=r"a Gemma3ImageProcessor takes no max_pixels: its sizes are in .*preprocessor"):
+        load_processor(str(folder), max_pixels=9000)
+    assert "takes no max_pixels" in pixel_mistakes(str(folder), None, 9000)["max_pixels"]
+    assert {} == pixel_mistakes(str(folder), None, None)
+    assert not lacks_image_processor(folder)
+    processor = load_processor(str(folder))
+    assert (None, 0, 1, "gemma3") == (
+        processor.pixel_limits,
+        processor.patch_dim,
+        processor.merge_size,
+        processor.images_of,
+    )
+    processor.save(tmp_path / "saved")
+    saved = load_processor(str(tmp_path / "saved"))
+    assert processor.own is not None
+    assert saved.own is not None
+    image = picture(40, 20)
+    assert processor.own.see([image]).texts == saved.own.see([image]).texts
+    (folder / "preprocessor_config.json").unlink()
+    assert lacks_image_processor(folder)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "idefics3"])
+def test_tokens_for_another_family_are_refused(cases: Any, kind: str) -> None:
+    case = cases(kind)
+    info = {"images_of": kind, "image_token_id": case.target.family.image_token_id}
+    check_patches_fit(info, case.target.family)
+    with pytest.raises(DataError, match="they are of a llava_onevision processor; give tokenize_chat"):
+        check_patches_fit({**info, "images_of": "llava_onevision"}, case.target.family)
+    with pytest.raises(DataError, match="they are of a Qwen's processor"):
+        check_patches_fit({"image_token_id": info["image_token_id"]}, case.target.family)

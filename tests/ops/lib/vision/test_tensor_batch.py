@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pickles import names_in_pickle
+from safetensors import safe_open
 from torch import Tensor
 
 from dsl.errors import DataError
-from ops.lib.data.token_shards import TokenSample
+from ops.lib.data.token_shards import TokenSample, stored_offsets, stored_sample, write_token_shard
 from ops.lib.vision.batch import ModelInputs, TensorBatch, collate
 from ops.lib.vision.tensor_list import TensorList
 
@@ -353,3 +354,54 @@ def test_model_inputs_of_other_shapes_or_kinds_are_refused():
         attrs.evolve(inputs, loss_mask=inputs.loss_mask[:, 1:])
     with pytest.raises(DataError, match=r"Tensors are .*image_grid_thw"):
         attrs.evolve(inputs, image_grid_thw=torch.ones(2, 3))
+
+
+def seen_sample(name: str, length: int, **seen: Tensor) -> TokenSample:
+    """A sample of a target that is not Qwen's, with what its processor made."""
+    ids = torch.arange(length)
+    no_images = torch.empty(0, 3, dtype=torch.int64)
+    return TokenSample(name, "image", ids, ids > 1, torch.empty(0, 0), no_images, length, seen)
+
+
+SEEN = (
+    seen_sample("text", 3),
+    seen_sample("one", 5, pixels=torch.ones(1, 2, 4), sizes=torch.tensor([[2, 4]])),
+    seen_sample("two", 4, pixels=torch.full((2, 3, 3), 2.0), sizes=torch.tensor([[3, 3], [1, 3]])),
+)
+
+
+def test_tensors_by_name_of_any_shape_keep_their_rows_in_a_batch():
+    batch = collate(SEEN)
+    assert batch.has_images
+    assert not collate(SEEN[:1]).has_images
+    assert ["pixels", "sizes"] == list(batch.seen)
+    assert [(0,), (1, 2, 4), (2, 3, 3)] == batch.seen["pixels"].shapes
+    assert [(2, 3, 3), (1, 2, 4)] == [tuple(each.shape) for each in batch[[2, 1]].seen_or_none()["pixels"]]
+    assert {} == batch[[0]].seen_or_none()
+    joined = ModelInputs.cat([collate(SEEN[:1]), collate(SEEN[1:])])
+    assert joined == batch
+    assert joined != collate(SEEN[:1])
+    assert batch == pickle.loads(pickle.dumps(batch))
+    assert batch == ModelInputs.cat([batch.permute([2, 0, 1])[[1, 2]], batch[2]])
+    changed = batch.repeat(2)
+    changed[0] = batch[2]
+    assert changed[0].seen == batch[2].seen
+    assert torch.bfloat16 == batch.to(dtype=torch.bfloat16).seen["pixels"].dtype
+    assert torch.int64 == batch.to(dtype=torch.bfloat16).seen["sizes"].dtype
+    with pytest.raises(DataError, match=r"seen\[pixels\] 2"):
+        attrs.evolve(batch, seen={"pixels": batch.seen["pixels"][:2]})
+
+
+def test_tensors_by_name_are_read_from_a_shard_as_they_were_written(tmp_path):
+    write_token_shard(tmp_path / "shard", SEEN, 0)
+    with safe_open(tmp_path / "shard", framework="pt") as tensors:
+        offsets = stored_offsets(tensors)
+        for row, sample in enumerate(SEEN):
+            read = stored_sample(tensors, offsets, row, id=sample.id, category="image", prompt_tokens=1)
+            assert sample.seen.keys() == read.seen.keys()
+            for name, tensor in sample.seen.items():
+                assert torch.equal(tensor, read.seen[name])
+            assert torch.equal(sample.input_ids, read.input_ids)
+    other = seen_sample("other", 3, pixels=torch.ones(2))
+    with pytest.raises(DataError, match="the processor makes pixels of 2 kinds"):
+        write_token_shard(tmp_path / "other", [*SEEN, other], 0)
