@@ -122,7 +122,9 @@ def _shown(line: Mapping[str, Any], folder: Path) -> Shown:
 
 
 def section_to_json(section: Section, folder: Path) -> dict[str, Any]:
-    """A section as JSON; picture paths are relative to the artifact's folder. Raises TypeError for an unknown body."""
+    """A section as JSON; picture paths are relative to the artifact's folder. Raises TypeError for an unknown body, and
+    ValueError for a finding without text.
+    """
     body = section.body
     kind = type(body).__name__
     if kind not in BODIES:
@@ -130,6 +132,8 @@ def section_to_json(section: Section, folder: Path) -> dict[str, Any]:
     if isinstance(body, Picture):
         path = folder / body.path
         body = attrs.evolve(body, path=path.relative_to(folder) if path.is_relative_to(folder) else path)
+    if isinstance(body, Finding) and not body.what:
+        raise ValueError(f'section "{section.title}": its finding has no text')
     values = body.to_json() if isinstance(body, Finding) else unstructure(body)
     of_section = {"title": section.title, "note": section.note, "is_timed": section.is_timed}
     return {**of_section, "kind": kind, "body": values}
