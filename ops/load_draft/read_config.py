@@ -20,6 +20,7 @@ from ops.lib.drafts.backbone.config import (
     SIZES,
     SLIDING_ATTENTION,
     DraftConfig,
+    DraftConfigError,
     from_serving,
     table_of,
     unfit_fields,
@@ -94,9 +95,8 @@ def read_draft_config(
         raise _refusal(publisher, [*reading.mistakes, *_other_target(shape, target)])
     try:
         draft = DraftConfig(**shape)
-    except ConfigError as error:
-        of_shape = [line.strip() for line in str(error).splitlines()[1:]]
-        raise _refusal(publisher, [*of_shape, *_other_target(shape, target)]) from None
+    except DraftConfigError as error:
+        raise _refusal(publisher, [*error.mistakes, *_other_target(shape, target)]) from None
     if wrong := _target_mistakes(draft, target):
         raise _refusal(publisher, wrong)
     written = reading.layer_ids

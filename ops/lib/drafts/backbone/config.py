@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from math import isfinite
 from typing import Any
@@ -62,8 +62,8 @@ def _names(values: Iterable[str]) -> tuple[str, ...]:
 class DraftConfigError(ConfigError):
     """Values of a draft's config do not fit; each mistake is "field: what is wrong"."""
 
-    def __init__(self, mistakes: Sequence[str]) -> None:
-        self.mistakes = tuple(mistakes)
+    def __init__(self, *mistakes: str) -> None:
+        self.mistakes = mistakes
         super().__init__("draft config:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
 
 
@@ -119,7 +119,7 @@ class DraftConfig:
             *self.algorithm.mistakes(self),
         ]
         if mistakes:
-            raise DraftConfigError(mistakes)
+            raise DraftConfigError(*mistakes)
 
     def layout(self, block_size: int | None = None) -> Layout:
         """The layout of blocks with so many verified tokens: which slot predicts which token. Default: as
@@ -319,27 +319,27 @@ def serving_causality(config: DraftConfig) -> bool | None:
 def from_serving(data: Mapping[str, Any]) -> DraftConfig:
     """The DraftConfig that a serving config.json describes.
 
-    Raises ConfigError that lists missing fields, or fields of a wrong type, or values that do not fit.
+    Raises DraftConfigError that lists missing fields, or fields of a wrong type, or values that do not fit.
     """
     missing = missing_fields(data)
     if missing:
-        raise ConfigError("draft config.json lacks " + ", ".join(missing))
+        raise DraftConfigError(*(f"{name}: is missing" for name in missing))
     names = [attribute.name for attribute in DraftConfig.__attrs_attrs__ if attribute.name != ALGORITHM]
     wrong = [f"{name}: {what}" for name, what in wrong_types(data) if name.rpartition(".")[2] in names]
     if wrong:
-        raise ConfigError("draft config:\n" + "\n".join(f"  {mistake}" for mistake in wrong))
+        raise DraftConfigError(*wrong)
     algorithm, data = algorithm_of(data).from_serving(data)
     found = {**ENDS, **data, **data["dflash_config"], **data["dflow"]}
     config = DraftConfig(**{name: found[name] for name in names}, algorithm=algorithm)
     if data["use_sliding_window"] is not config.slides:
-        raise ConfigError(
-            f"draft config:\n  use_sliding_window: must be {str(config.slides).lower()} with these layer_types; "
-            "engines ignore or refuse the window otherwise"
+        needed = str(config.slides).lower()
+        raise DraftConfigError(
+            f"use_sliding_window: must be {needed} with these layer_types, or engines ignore or refuse the window"
         )
     if data.get(IS_CAUSAL) not in ((None, serving_causality(config)) if config.slides else (None, False)):
-        raise ConfigError(
-            f"draft config:\n  {IS_CAUSAL}: {json.dumps(data[IS_CAUSAL])} does not fit these layer_types: sliding "
-            "layers are causal, and full ones are not"
+        stated = json.dumps(data[IS_CAUSAL])
+        raise DraftConfigError(
+            f"{IS_CAUSAL}: {stated} does not fit these layer_types: sliding layers are causal, and full ones are not"
         )
     return config
 

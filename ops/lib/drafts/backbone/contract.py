@@ -28,6 +28,7 @@ from ops.lib.drafts.backbone.config import (
     OF_TARGET,
     SLIDING_ATTENTION,
     DraftConfig,
+    DraftConfigError,
     algorithm_of,
     contract_part,
     example,
@@ -373,12 +374,12 @@ def _mask_mistakes(config: Mapping[str, Any], target: Mapping[str, Any], pad_tok
 
 
 def _draft_mistakes(config: Mapping[str, Any]) -> Wrong:
-    """Mistakes that DraftConfig finds in a config.json, from its lines "field: what is wrong"."""
+    """Mistakes that DraftConfig finds in a config.json."""
     try:
         from_serving(config)
-    except ConfigError as error:
-        for line in str(error).splitlines()[1:]:
-            named, _, wrong = line.strip().partition(": ")
+    except DraftConfigError as error:
+        for each in error.mistakes:
+            named, _, wrong = each.partition(": ")
             name = named.partition("(")[2].rstrip(")") or named  # "dflash2.group (conv_group_size)"
             remedy = REWRITE if name in UNREAD else RETRAIN
             place = full_name(name, config)
