@@ -32,7 +32,14 @@ class DflowError(Exception):
 
 
 class ConfigError(DflowError):
-    """A value of an op's config is of the wrong type or out of range."""
+    """Values of an op's config are of the wrong type or out of range.
+
+    mistakes: what is wrong, each by itself. head: what they are mistakes of; shown above them.
+    """
+
+    def __init__(self, *mistakes: str, head: str = "") -> None:
+        self.mistakes = mistakes
+        super().__init__("\n  ".join([f"{head}:", *mistakes]) if head else "\n".join(mistakes))
 
 
 class DataError(DflowError):
@@ -60,7 +67,14 @@ class DiskFull(StoreError):
 
 
 class NotTrusted(DflowError):
-    """A refusal to run code, write or send for a store that the user neither made nor trusts."""
+    """A refusal to run code, write or send for what the user neither made nor trusts.
+
+    what: the reason without the advice.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(f"{what}; read it, then repeat the command with --trust")
 
 
 class StopRequested(DflowError):

@@ -27,7 +27,7 @@ from executor.records.run_record import NodeState, Record, load_begun
 from executor.results.op_hooks import Part, Request, shown_by_ops
 from executor.system.output import counted
 from executor.system.symlinks import is_plain
-from executor.system.trust import HOW, require_own_store
+from executor.system.trust import require_own_store
 from executor.tracking.contents import (
     ACCEPTED,
     ARTIFACT,
@@ -114,9 +114,8 @@ class Replay:
         except StoreError as error:
             return f"MLflow lacks a part of the run: {error}; then send it with `dflow sync {self._folder.name}`"
         except NotTrusted as error:
-            why = str(error).removesuffix(f"; {HOW}")
             how = f"read it, then send it with `dflow sync {self._folder.name} --trust`"
-            return f"MLflow lacks a part of the run: {why}; {how}"
+            return f"MLflow lacks a part of the run: {error.what}; {how}"
         except UNREACHABLE as error:
             self._held = None
             if "file is not a database" in str(error):

@@ -165,8 +165,8 @@ def _is_import(imported: Any) -> bool:
 
 
 def _refusal(publisher: Publisher, mistakes: Iterable[str]) -> ConfigError:
-    listed = "\n".join(f"  {mistake}" for mistake in dict.fromkeys(mistakes))
-    return ConfigError(f"config.json, read as {publisher.name} writes it, cannot be imported:\n{listed}")
+    head = f"config.json, read as {publisher.name} writes it, cannot be imported"
+    return ConfigError(*dict.fromkeys(mistakes), head=head)
 
 
 def _target_mistakes(draft: DraftConfig, target: Mapping[str, Any] | None) -> list[str]:

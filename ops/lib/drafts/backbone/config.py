@@ -63,8 +63,7 @@ class DraftConfigError(ConfigError):
     """Values of a draft's config do not fit; each mistake is "field: what is wrong"."""
 
     def __init__(self, *mistakes: str) -> None:
-        self.mistakes = mistakes
-        super().__init__("draft config:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+        super().__init__(*mistakes, head="draft config")
 
 
 @frozen(kw_only=True)
