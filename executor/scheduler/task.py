@@ -39,7 +39,7 @@ from executor.keys.node_key import (
 from executor.launchers.stage_contract import InputArtifact, StageSpec, write_sealed
 from executor.planning.planner import Planner
 from executor.records.events import Cut, Event, Info, Metric, Progress, System, read_events
-from executor.records.run_record import Record
+from executor.records.run_record import LOG, Record
 from executor.store.artifact_store import Store
 from executor.store.integrity import check_before_use
 from executor.store.lease import Lease
@@ -252,7 +252,7 @@ class Task:
             return seconds
         reports = (
             event.time
-            for event in read_events(self.store.records / run / "events.jsonl")
+            for event in read_events(self.store.records / run / LOG)
             if event.node == self.node.id and event.time >= started and isinstance(event.body, REPORTS)
         )
         return seconds + max(reports, default=started) - started
@@ -285,7 +285,7 @@ class Task:
             return []
         return [
             event
-            for event in read_events(self.store.records / run / "events.jsonl")
+            for event in read_events(self.store.records / run / LOG)
             if event.node == self.node.id and isinstance(event.body, Metric | Cut)
         ]
 

@@ -23,7 +23,7 @@ from dsl.op_class import hook
 from dsl.secrets import redact, secret_names, values_of
 from dsl.shown import shown_bytes
 from executor.records.events import EventReader, NodeEvents
-from executor.records.run_record import NodeState, Record, load_begun
+from executor.records.run_record import LOG, NodeState, Record, load_begun
 from executor.results.op_hooks import Part, Request, shown_by_ops
 from executor.system.output import counted
 from executor.system.symlinks import is_plain
@@ -84,7 +84,7 @@ class Replay:
         self._is_live = is_live
         self._report = report or ReportWriter(store, folder)
         self._say = say
-        self._reader = EventReader(folder / "events.jsonl")
+        self._reader = EventReader(folder / LOG)
         self._events: dict[str, NodeEvents] = {}
         self._warning: str | None = None
         self._held: dict[Place, HeldRun] | None = None  # None: MLflow has to be asked
