@@ -16,7 +16,7 @@ from attrs import frozen
 from dsl.encoding import fingerprint
 from dsl.errors import ConfigError, DflowError, DiskFull, NotKnown
 from dsl.estimate import CHECKPOINTS, PROMISED, Estimate, PlanContext, Trial
-from dsl.files import free_bytes, read_object
+from dsl.files import free_bytes, read_object_or_none
 from dsl.finding import Field, Finding
 from dsl.graph import Graph, GraphNode
 from dsl.op_class import hook
@@ -202,7 +202,9 @@ def known_size(need: Estimate) -> int:
 def _unfinished_work(store: Store, node_id: str) -> int:
     """The bytes that earlier attempts at a node left, and that a run may continue with."""
     work = store.path / "work"
-    folders = [file.parent for file in work.glob("*/work.json") if (read_object(file) or {}).get("node") == node_id]
+    folders = [
+        file.parent for file in work.glob("*/work.json") if (read_object_or_none(file) or {}).get("node") == node_id
+    ]
     return sum(map(folder_size, folders))
 
 

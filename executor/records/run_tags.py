@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from dsl.errors import StoreError
-from dsl.files import read_json, write_json
+from dsl.files import read_json_or_none, write_json
 from executor.system.symlinks import links_in, refuse_links
 
 TAGS = "tags.json"
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[^\W\d][\w.+-]*")
 def tags_of(folder: Path) -> list[str]:
     """The tags of the run with this record folder."""
     try:
-        tags = read_json(folder / TAGS) or []
+        tags = read_json_or_none(folder / TAGS) or []
     except ValueError:
         tags = None
     if not (isinstance(tags, list) and all(isinstance(tag, str) and _NAME.fullmatch(tag) for tag in tags)):

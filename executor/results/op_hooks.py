@@ -24,7 +24,7 @@ from attrs import field, frozen
 
 from dsl.convert import structure, unstructure
 from dsl.errors import DflowError, StructureError
-from dsl.files import append_line, read_json, read_lines, write_json
+from dsl.files import append_line, read_json_or_none, read_lines, write_json
 from dsl.finding import Finding
 from dsl.op_class import hook
 from dsl.op_table import load_op, use_draft_folders
@@ -149,7 +149,7 @@ def section_from_json(data: Mapping[str, Any], folder: Path) -> Section:
 
 
 def main() -> int:
-    requests, answers = structure(tuple[Request, ...], read_json(Path(sys.argv[1]))), Path(sys.argv[2])
+    requests, answers = structure(tuple[Request, ...], read_json_or_none(Path(sys.argv[1]))), Path(sys.argv[2])
     for at, request in enumerate(requests):
         signal.setitimer(signal.ITIMER_REAL, float(sys.argv[3]))
         append_line(answers, {"at": at, **_answer(request, answers.with_name(f"view-{at}"))})

@@ -20,7 +20,7 @@ from attrs import frozen
 
 from dsl.convert import unstructure
 from dsl.errors import DflowError, StageError
-from dsl.files import read_object, write_json
+from dsl.files import read_object_or_none, write_json
 from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode, node_to_json
 from dsl.imports import search_path
@@ -244,7 +244,7 @@ class Task:
 
     def _earlier_seconds(self) -> float:
         """The seconds of the attempts that left the work folder; one that was killed ended with its last report."""
-        work = read_object(self.lease.folder / "work.json") or {}
+        work = read_object_or_none(self.lease.folder / "work.json") or {}
         seconds: float = work["seconds"] if is_moment(work.get("seconds")) else 0.0
         started: float | None = work["started"] if is_moment(work.get("started")) else None
         run = self.lease.last_run
