@@ -61,19 +61,19 @@ def weight_files(directory: Path) -> list[Path]:
     return [file for file in every if file.name in used]
 
 
-def check_weights(directory: Path) -> None:
-    """Check that a checkpoint has safetensors files, not just pickles. Raises DataError."""
+def check_weights(directory: Path, kind: str = "target") -> None:
+    """Check that a checkpoint has safetensors files, not just pickles. Raises DataError. kind: for the message."""
     if not any(directory.glob("*.safetensors")):
         pickles = sorted(file.name for file in directory.glob("*.bin"))
         remedy = "download the *.safetensors as well"
         if pickles:
             remedy = f"{pickles[0]} may run code when it is loaded: save it again by `save_pretrained` of transformers"
         raise DataError(
-            f"{directory}: no *.safetensors in this target directory, and other formats are not supported; {remedy}"
+            f"{directory}: no *.safetensors in this {kind} directory, and other formats are not supported; {remedy}"
         )
     if not any((directory / name).is_file() for name in (SINGLE, INDEX)):
         raise DataError(
-            f"{directory}: no {SINGLE} and no {INDEX}, by which a target's weights are loaded; rename a single file, "
+            f"{directory}: no {SINGLE} and no {INDEX}, by which a {kind}'s weights are loaded; rename a single file, "
             "or save the checkpoint again"
         )
 
