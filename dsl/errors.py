@@ -8,6 +8,7 @@ DflowError                  the message says what was wrong, where, and what to 
 │   └── NotKnown            what an estimate needs is not there yet; nothing is wrong
 ├── TransientError          something outside failed that may work in a while, a busy server say: the node is retried
 ├── StoreError              the store cannot be used: newer layout, no locks, artifact gone or altered
+│   ├── UnknownName         a run, node or tag that the user named is not there, or the name fits several
 │   ├── LeaseLost           another process holds or took over the lease of a work folder
 │   └── DiskFull            nothing more can be written before space is freed; says where
 ├── NotTrusted              a store that the user neither made nor trusted would act for the user
@@ -56,6 +57,10 @@ class TransientError(DflowError):
 
 class StoreError(DflowError):
     """An artifact store that cannot be used, lacks the requested data, or finds it altered."""
+
+
+class UnknownName(StoreError):
+    """A mistake in a command: no run, node or tag has the name that the user gave, or several runs fit it."""
 
 
 class LeaseLost(StoreError):

@@ -11,7 +11,7 @@ from attrs import field, frozen
 
 from dsl.artifact_digest import MANIFEST
 from dsl.convert import flat
-from dsl.errors import DflowError, NotTrusted, StoreError, did_you_mean
+from dsl.errors import DflowError, NotTrusted, StoreError, UnknownName, did_you_mean
 from dsl.finding import Finding, Node
 from executor.records.events import NodeEvents, read_events
 from executor.records.graph_file import RecordedNode, recorded_nodes, recorded_op_files
@@ -101,10 +101,11 @@ class RunFacts:
 def find_records(records: Path, runs: Sequence[str]) -> list[Record]:
     """The records of these runs, without repetition, in the order given; the newest for none.
 
-    Raises StoreError with all runs that cannot be found or read.
+    Raises UnknownName or StoreError with all runs that cannot be found or read.
     """
     found: dict[str, Record] = {}
     problems = []
+    kind: type[StoreError] = UnknownName
     for run in runs or (None,):
         try:
             record = find_record(records, run)
@@ -113,8 +114,10 @@ def find_records(records: Path, runs: Sequence[str]) -> list[Record]:
             names = _names(records)
             near = did_you_mean(run, names) if run is not None and run not in names else ""
             problems.append(f"{error} ({near})" if near else str(error))
+            if not isinstance(error, UnknownName):
+                kind = StoreError
     if problems:
-        raise StoreError("\n".join(problems))
+        raise kind("\n".join(problems))
     return list(found.values())
 
 

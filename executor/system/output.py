@@ -18,7 +18,7 @@ from typing import IO, Any, AnyStr, TextIO
 
 from dsl.files import clear_errors
 
-OK, FAILED, USAGE = 0, 1, 2  # USAGE: a mistake in usage or in a pipeline
+OK, FAILED, USAGE = 0, 1, 2  # USAGE: a mistake in usage or in a pipeline, an unknown name
 INTERRUPTED = 130  # Ctrl-C while nothing ran
 UNCHANGED_S = 300.0  # until an unchanged progress line is repeated
 GAP = "  "

@@ -93,7 +93,7 @@ def test_rm_takes_a_run_away_and_leaves_its_artifacts(toy, capsys):
     assert artifacts(toy) == before
     assert list((toy.store / "work").iterdir()) == []
     assert "MLflow keeps its copy" in capsys.readouterr().out
-    assert dflow(toy, "rm", old.run, "--yes") == 1
+    assert dflow(toy, "rm", old.run, "--yes") == 2
     assert "is no run of this store" in capsys.readouterr().err
 
 
@@ -137,7 +137,7 @@ def test_a_tag_stands_for_its_run_everywhere(toy, capsys):
     assert dflow(toy, "runs", "--untag", "bestes-Modell_ü.1") == 0
     assert dflow(toy, "runs", "--tag", "bestes-Modell_ü.1", second.run) == 0
     assert find_record(toy.store / "records", "bestes-Modell_ü.1").run == second.run
-    assert dflow(toy, "runs", "--untag", first.run) == 1
+    assert dflow(toy, "runs", "--untag", first.run) == 2
     assert f'run {first.run} has no tag "{first.run}"; its tags: none' in capsys.readouterr().err
 
 
