@@ -580,7 +580,7 @@ def newest_that_ran(records: Path) -> Iterator[Record]:
 def find_record(records: Path, run: str | None) -> Record:
     """The record of a run by its tag, its id or a part of the id.
 
-    None: the latest run in which something ran, else the latest run. Raises StoreError, or UnknownName as `find_folder`.
+    None: the latest run in which something ran, else the latest run. Raises as `find_folder`, or StoreError.
     """
     if run is not None:
         return Record.load(find_folder(records, run))
