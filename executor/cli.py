@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         gc.disable()  # the process ends with the command: a last search for cycles would be a third of a `plan`
     given = list(sys.argv[1:] if arguments is None else arguments)
-    own, extra = _for_sglang(given)
+    own, extra = _split_for_engine(given)
     prepare_streams()
     _spare_local_servers()
     try:
@@ -106,7 +106,7 @@ def _mistake_text(mistake: Finding) -> str:
     return str(mistake) if mistake.position or mistake.path else f"dflow: {mistake}"
 
 
-def _for_sglang(arguments: list[str]) -> tuple[list[str], list[str]]:
+def _split_for_engine(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Split the arguments into dflow's own and the engine's, which follow "--" of `dflow serve`."""
     end = arguments.index("--") if arguments[:1] == ["serve"] and "--" in arguments else len(arguments)
     return arguments[:end], arguments[end + 1 :]

@@ -59,7 +59,7 @@ from executor.tracking.sync_state import SentPart, SentRun, log_size
 
 POINTS_AT_ONCE = 2000
 LOCKED_TRIES = 15
-ENDS = ("node", "combination", "run")  # the order in which runs are closed
+CLOSING_ORDER = ("node", "combination", "run")  # the order in which runs are closed
 
 
 class Replay:
@@ -175,7 +175,7 @@ class Replay:
             self._begin(run)
         if not is_running:
             self._models = {node: model for node, model in self._models.items() if model is not None}  # tried again
-        for run in sorted(runs, key=lambda run: ENDS.index(run.place[0])):
+        for run in sorted(runs, key=lambda run: CLOSING_ORDER.index(run.place[0])):
             self._bring_up_to_date(run, is_last=not (is_running or was_sent))
         self._upload(at_most=1 if is_running else None)
         self._sent.events = None if is_running or self._warning else size

@@ -15,8 +15,8 @@ from dsl.errors import ConfigError
 from dsl.finding import Finding
 from ops.capture_targets.layers import spread_layers
 from ops.lib.drafts.backbone.config import (
-    ENDS,
     FULL_ATTENTION,
+    SCALES,
     SIZES,
     SLIDING_ATTENTION,
     DraftConfig,
@@ -190,7 +190,7 @@ def _shape(
     shape = {name: reading.get(name) for name in (*SIZES, "mask_token_id", "attention_bias")}
     shape |= {"block_size": held.block_size, "algorithm": held.algorithm}
     shape["rms_norm_eps"] = float(shape["rms_norm_eps"])
-    shape |= {name: reading.values[name] or ENDS[name] for name in ENDS if name in reading.values}
+    shape |= {name: reading.values[name] or SCALES[name] for name in SCALES if name in reading.values}
     rope = read_rope({name: reading.values[name] for name in ROPE_KEYS if name in reading.values}, partial)
     reading.notes.extend(rope.notes)
     reading.mistakes.extend(rope.mistakes)

@@ -11,9 +11,9 @@ from dsl.errors import ConfigError
 from ops.capture_targets.layers import spread_layers
 from ops.lib.drafts.algorithms import algorithm_class
 from ops.lib.drafts.backbone.config import (
-    ENDS,
     FULL_ATTENTION,
     POSITIONS,
+    SCALES,
     SLIDING_ATTENTION,
     DraftConfig,
     DraftConfigError,
@@ -30,7 +30,7 @@ OF_PARENT = (  # of a warm start's draft
     "rope_scaling",
     "partial_rotary_factor",
     "tie_word_embeddings",
-    *ENDS,
+    *SCALES,
 )
 AS_TARGET = "DFLASH"  # the engine whose drafts take scale and soft cap of the target's logits; others the plain product
 EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps")  # the field's names in targets' configs

@@ -41,7 +41,7 @@ SHAPE_FIELDS = (  # decide the shapes of the tensors
 NESTS = ("dflash_config", "dflow")  # the tables of a config.json
 SIZES = (*SHAPE_FIELDS, "vocab_size", "max_position_embeddings", "rms_norm_eps")  # alike in all formats
 LAYER_IDS = "target_layer_ids"
-ENDS: Mapping[str, Any] = {  # how the target's embedding and head are used; in a config.json where it is not this
+SCALES: Mapping[str, Any] = {  # how the target's embedding and head are used; in a config.json where it is not this
     "input_embedding_scale": 1.0,
     "output_multiplier": 1.0,
     "final_logit_softcapping": None,
@@ -211,7 +211,7 @@ def _rope_mistakes(config: DraftConfig) -> list[str]:
 
 
 def _end_mistakes(config: DraftConfig) -> Iterator[str]:
-    for name, default in ENDS.items():
+    for name, default in SCALES.items():
         value = getattr(config, name)
         if value != default and not (isfinite(value) and value > 0):
             yield f"{name}: must be above 0, got {value}"
@@ -299,7 +299,7 @@ def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
         "dflash_config": {
             "mask_token_id": config.mask_token_id,
             "target_layer_ids": list(config.target_layer_ids),
-            **{name: getattr(config, name) for name, default in ENDS.items() if getattr(config, name) != default},
+            **{name: getattr(config, name) for name, default in SCALES.items() if getattr(config, name) != default},
         },
         "dflow": {"format": FORMAT, "positions": config.positions, **own},
     }
@@ -328,7 +328,7 @@ def from_serving(data: Mapping[str, Any]) -> DraftConfig:
     if wrong:
         raise DraftConfigError(*wrong)
     algorithm, data = algorithm_of(data).from_serving(data)
-    found = {**ENDS, **data, **data["dflash_config"], **data["dflow"]}
+    found = {**SCALES, **data, **data["dflash_config"], **data["dflow"]}
     config = DraftConfig(**{name: found[name] for name in names}, algorithm=algorithm)
     if data["use_sliding_window"] is not config.slides:
         needed = str(config.slides).lower()
@@ -416,11 +416,11 @@ def full_name(name: str, data: Mapping[str, Any]) -> str:
 
 
 def example(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every field of the serving contract for the algorithm of a config.json, with a value of its type; of ENDS those
+    """Every field of the serving contract for the algorithm of a config.json, with a value of its type; of SCALES those
     that it has, or that it says the draft was trained with.
     """
     tables = (data, table_of(data, "dflash_config"), table_of(table_of(data, "dflow"), "trained"))
-    return _example(algorithm_of(data), tuple(name for name in ENDS if any(name in table for table in tables)))
+    return _example(algorithm_of(data), tuple(name for name in SCALES if any(name in table for table in tables)))
 
 
 @cache
