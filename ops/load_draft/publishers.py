@@ -85,9 +85,7 @@ KEYS: Mapping[str, Any] = {
     "hidden_act": (None, "silu"),
     "attention_mode": (None, "gqa", "mha"),
     "use_aux_hidden_state": (None, True),
-    **{
-        name: OFF if default is None else ONE for name, default in SCALES.items()
-    },  # at the top level no class reads them
+    **{name: OFF if default is None else ONE for name, default in SCALES.items()},  # top level: no class reads them
     **dict.fromkeys(("logit_scale", "attention_value_scale"), ONE),
     **dict.fromkeys(("attn_logit_softcapping", "attention_sink_bias"), OFF),
     **dict.fromkeys(("mlp_bias", "gating", "quantization_config", "compression_config", "lm_head_quant"), OFF),
