@@ -351,6 +351,24 @@ def test_progress_in_which_nothing_changes_is_told_once_and_then_every_five_minu
     assert [re.sub(r"\d\d:\d\d:\d\d", "T", line) for line in said[2:]] == ["a: 2 of 4 (unchanged since T)"]
 
 
+def test_what_a_node_waits_for_is_told_once_and_then_every_five_minutes(capsys, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr("executor.scheduler.plain_display.time.monotonic", lambda: clock[0])
+    display = Display(RunState(run="r1", pipeline="toy", experiment="toy", nodes={"a": NodeState()}))
+    for clock[0], reason, text in (
+        (1000.0, "room", " for room: 1 is free"),
+        (1010.0, "room", " for room: 2 are free"),
+        (1020.0, "lease", ", run r2 works on it"),
+        (1301.0, "room", " for room: 3 are free"),
+    ):
+        display.waits("a", reason, text)
+    assert capsys.readouterr().out.splitlines() == [
+        "a: waiting for room: 1 is free",
+        "a: waiting, run r2 works on it",
+        "a: waiting for room: 3 are free",
+    ]
+
+
 def test_copying_in_which_nothing_changes_is_told_once(capsys, monkeypatch):
     monkeypatch.setattr("executor.system.progress.PLAIN_S", 0.0)
     with BytesDone("push", 3_000_000_000_000) as done:
