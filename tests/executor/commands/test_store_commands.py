@@ -253,8 +253,8 @@ def test_a_store_of_another_user_is_read_and_not_changed(tmp_path, command):
 def test_a_store_that_is_not_there_is_not_made_by_looking(toy, capsys):
     assert dflow(toy, "gc", "--usage") == 0
     assert dflow(toy, "gc") == 0
-    assert dflow(toy, "rm", "x", "--yes") == 1
-    assert dflow(toy, "runs", "--tag", "best", "x") == 1
+    assert dflow(toy, "rm", "x", "--yes") == 2
+    assert dflow(toy, "runs", "--tag", "best", "x") == 2
     assert not toy.store.exists()
     assert Store.open(toy.store, write=False).newest("k") is None
 
