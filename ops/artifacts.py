@@ -70,9 +70,9 @@ class TokenShards(Artifact):
                                 input_ids int32 [T]; loss_mask uint8 [T] (1 on answers and their EOS);
                                 token_offsets int64 [N + 1]; pixel_values float32 [R, patch_dim];
                                 pixel_offsets int64 [N + 1]; image_grid_thw int64 [I, 3]; image_offsets int64 [N + 1].
-                                Text-only samples own zero rows; every tensor is there in every shard. Beside "images_of"
+                                Text-only samples own zero rows; every tensor is there in every shard. With "images_of"
                                 also "seen.NAME", what the processor made for all samples, flat and joined, and
-                                "shape.NAME" int64 [N, dimensions], zeros without images; NAME image_tokens is theirs.
+                                "shape.NAME" int64 [N, dimensions], zeros without images; "image_tokens" counts tokens.
     processor/                  tokenizer.json, tokenizer_config.json, chat_template.jinja and, for images,
                                 preprocessor_config.json: loadable by transformers
     preview.html                the first samples of the train split: tokens coloured by the loss mask, images small
