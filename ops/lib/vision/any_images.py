@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import torch
+import transformers
 from attrs import frozen
 from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, ProcessorMixin
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+from transformers.models.smolvlm.processing_smolvlm import SmolVLMProcessor
 
 from dsl.errors import DataError
 from ops.lib.data.token_shards import IMAGE_TOKENS
@@ -27,6 +31,11 @@ from ops.lib.vision.family_config import image_token_of
 BETWEEN = "\x1e"  # stands between the placeholders of a text that is only read to see what they become
 # What the tokenizer makes, or what follows from the ids.
 OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+# transformers says at its top level that these need torchvision; their files do not.
+WITHOUT_TORCHVISION: Mapping[str, Any] = {
+    each.__name__: each
+    for each in (Idefics3ImageProcessorPil, Idefics3Processor, SmolVLMImageProcessorPil, SmolVLMProcessor)
+}
 BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}
 TRIED = (64, 64)  # the image by which the placeholder is found
 
@@ -83,11 +92,12 @@ class AnyImages:
         if token is None:
             raise DataError(f"config.json: this {kind} names no image_token_id")
         try:
-            file = "image_processing" if BACKENDS[image_backend] == "torchvision" else "image_processing_pil"
-            images = _class(kind, file, name).from_dict(dict(image_settings))
+            images = _class(name).from_dict(dict(image_settings))
             processor = _composed(kind, settings, images, tokenizer)
         except ImportError as error:
-            needed = f"install {error.name}" if error.name else " ".join(str(error).split())
+            cause = error.__cause__
+            named = cause.name if isinstance(cause, ImportError) else None
+            needed = f"install {named}" if named else " ".join(str(error).split())
             raise DataError(f"the processor of a {kind} needs another library: {needed}") from error
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise DataError(f"the processor of a {kind} cannot be made: {' '.join(str(error).split())}") from error
@@ -120,14 +130,17 @@ class _Texts:
         return getattr(self.tokenizer, name)
 
 
-def _class(kind: str, file: str, name: str) -> Any:
-    """A class of transformers' from its own file: at the top level some are said to need torchvision that do not."""
-    return getattr(import_module(f"transformers.models.{kind}.{file}_{kind}"), name)
+def _class(name: str) -> Any:
+    """A class of transformers. Raises ImportError where it gives another one, since this one needs torchvision."""
+    found = WITHOUT_TORCHVISION.get(name) or getattr(transformers, name)
+    if found.__name__ != name:
+        raise ImportError(f"install torchvision for {name}")
+    return found
 
 
 def _composed(kind: str, settings: Mapping[str, Any], images: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
     """The processor of a model type with a tokenizer and an image processor, and no other part."""
-    base = _class(kind, "processing", PROCESSOR_MAPPING_NAMES[kind])
+    base = _class(PROCESSOR_MAPPING_NAMES[kind])
     own = settings.get("processor_class", base.__name__)
     if own != base.__name__:
         raise ValueError(f"processor_class is {own}, and that of the type is {base.__name__}")
