@@ -93,7 +93,7 @@ class SingleVerifier:
     _before: list[Saved] = field(factory=list, init=False)  # before each pass of the last block
 
     def verify(self, block_BK: Tensor) -> tuple[Tensor, Tensor]:
-        """As `BatchVerifier.verify`."""
+        """Logits [1, K, V] after each token of the prompt's next block, and the tokens' features [1, K, F]."""
         self._before.clear()
         found = []
         for start in range(0, block_BK.shape[1], self._step(block_BK)):

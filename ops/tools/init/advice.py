@@ -93,7 +93,10 @@ class Precision:
 
 
 def advise(found: Survey, target: Target | None, free_disk: int, precision: Precision) -> Advice:
-    """Raises DataError, with all reasons, if no draft can be trained for this target on this data."""
+    """Choose the settings of a pipeline for a user's data and target.
+
+    Raises DataError, with all reasons, if no draft can be trained for this target on this data.
+    """
     _check(found, target)
     answers = [tokens for length in found.lengths for tokens in length.answers]
     max_pixels = _max_pixels(found)
@@ -177,8 +180,9 @@ def _max_new_tokens(answers: list[int]) -> Choice:
 
 
 def _max_prompt_tokens(found: Survey, rules: PixelRules, prompts: list[int], max_new: int) -> Choice:
-    """A limit for max_prompt_tokens. Later prompts of a chat hold the target's own answers, maybe longer than the
-    data's.
+    """A limit for max_prompt_tokens, above the data's prompts.
+
+    Later prompts of a chat hold the target's own answers, which may be longer than the data's.
     """
     regenerated = max(length.regenerated_prompt(rules, max_new) for length in found.lengths)
     about = "" if found.exact else "about "

@@ -94,7 +94,7 @@ def field_name(name: str) -> str:
 
 
 def sizes(draft: DraftConfig) -> Dflash2:
-    """The config of the algorithm of a DFlash2 draft."""
+    """The config of the DFlash2 algorithm in the config of a draft."""
     assert isinstance(draft.algorithm, Dflash2)
     return draft.algorithm
 

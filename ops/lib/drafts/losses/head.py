@@ -289,7 +289,7 @@ def add_gap(
 
 
 def cap_(logits: Tensor, soft_cap: float) -> None:
-    """Applies a soft cap in place."""
+    """Apply a soft cap to logits, in place: cap * tanh(logits / cap)."""
     logits.div_(soft_cap).tanh_().mul_(soft_cap)
 
 
