@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 class CaseReader:
-    """Has of a FeatureReader what preparing a micro-batch needs."""
+    """A reader of a case's samples, with the methods of FeatureReader that preparing a micro-batch calls."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
