@@ -91,7 +91,7 @@ def steps(config, stage):
 
 
 def slowly(path: Path, text: str) -> None:
-    """In two parts, so that a kill finds half of it; stops between them where the trial asks for that file."""
+    """Write a file in two parts, so that a kill finds half of it; stops in between if the trial asks for that file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         for part in (text[: len(text) // 2], text[len(text) // 2 :]):

@@ -50,7 +50,7 @@ GC = ("gc", "--delete", "--keep", "1")
 
 @frozen
 class Kill:
-    """What happens in one trial. place: a fail point's name, or "" for a moment (a part of an undisturbed run)."""
+    """A kill in one trial. place: a fail point's name, or "" for a moment, a share of an undisturbed run."""
 
     seed: int
     victim: Victim
@@ -69,7 +69,7 @@ class Kill:
 
 @frozen
 class Undisturbed:
-    """What a run that nobody disturbs leaves: (files by name) for each digest, and how long it takes in seconds."""
+    """The result of an undisturbed run: the files by name for each digest, and its duration in seconds."""
 
     artifacts: dict[str, dict[str, bytes]]
     seconds: float
@@ -131,11 +131,11 @@ class Place:
         ]
 
     def stopped(self) -> list[int]:
-        """Those of them that stopped at a named place."""
+        """The ids of the processes that stopped at a named place."""
         return [pid for pid in self.pids() if _state(pid) == "T"]
 
     def put_down(self, name: str) -> list[str]:
-        """What the ops wrote beside their file."""
+        """The lines that the ops wrote beside their file."""
         path = self.folder / name
         return path.read_text().split() if path.exists() else []
 
@@ -312,7 +312,7 @@ def every_kill(seed: int, times: int = 10, moments: int = 100) -> list[Kill]:
 
 
 def few_kills(seed: int, moments: int = 10) -> list[Kill]:
-    """One victim at each named place, another one at the next, and `moments` random moments."""
+    """Kills of one victim at each named place, the next victim at the next one, and at `moments` random moments."""
     drawn = random.Random(seed)
     turns = [(place, _victims(place)) for place in PLACES]
     at_places = [(place, victims[(seed + turn) % len(victims)]) for turn, (place, victims) in enumerate(turns)]

@@ -51,7 +51,7 @@ def listeners(pids: Iterable[int]) -> list[Listener]:
 
 
 def _links(pid: int) -> set[str]:
-    """Where the descriptors of a process lead to, but for those that it closes meanwhile."""
+    """The links of a process's descriptors, except those that it closes meanwhile."""
     found = set()
     with suppress(FileNotFoundError):  # it ended just now
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():

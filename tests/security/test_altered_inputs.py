@@ -67,7 +67,7 @@ def test_an_artifact_altered_between_two_nodes_of_one_run_is_not_read(keep_times
 
 
 def on_another_machine(tmp_path):
-    """Where nothing is known of the store's artifacts."""
+    """The environment of a machine that knows nothing of the store's artifacts."""
     return {"XDG_CACHE_HOME": str(tmp_path / f"cache {time.monotonic_ns()}")}
 
 

@@ -102,7 +102,7 @@ def an_adapter(folder):
 
 
 def pickled_weights(folder):
-    """What transformers looks for is a pickle; the weights that dflow finds have another name."""
+    """Rename the safetensors file, so that transformers would find only the pickles of the checkpoint."""
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
 
 

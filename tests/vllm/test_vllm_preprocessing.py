@@ -29,7 +29,9 @@ SEVERAL = [(name, backend) for name in TARGETS for backend in BACKENDS]
 
 @frozen(eq=False)
 class Rendered:
-    """What vLLM's engine gets of a prompt: its pixels before normalisation, which the vision tower does itself."""
+    """The prompt as vLLM's engine gets it; its pixels are those before normalisation, which the vision tower does
+    itself.
+    """
 
     input_ids: list[int]
     grids: list[list[int]]
@@ -46,7 +48,7 @@ class Rendered:
 
 
 def renderer(checkpoint, backend: str, pixels: dict[str, int]) -> Any:
-    """As `vllm serve` with dflow's arguments makes it."""
+    """The renderer as `vllm serve` with dflow's arguments makes it."""
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.renderers import renderer_from_config
@@ -83,7 +85,7 @@ def pair(request, checkpoints, tmp_path_factory):
 
 
 def normalised(pixels: Tensor, checkpoint) -> Tensor:
-    """As the vision tower of vLLM does it on the device."""
+    """The pixels normalised as vLLM's vision tower does it on the device."""
     images = load_processor(str(checkpoint)).image_processor
     mean, std = (
         torch.tensor(values).repeat_interleave(pixels.shape[1] // 3) for values in (images.image_mean, images.image_std)

@@ -73,7 +73,9 @@ class BatchVerifier:
 
     @property
     def _added(self) -> torch.dtype | None:
-        """transformers' own function of attention, "eager", adds its mask to the scores."""
+        """The dtype of an additive mask, which transformers' "eager" attention adds to the scores; None for a bool
+        mask.
+        """
         return self.target.model.dtype if attention_of(self.target) == "eager" else None
 
 

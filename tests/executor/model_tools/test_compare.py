@@ -71,7 +71,7 @@ def file(tmp_path) -> Path:
 
 @pytest.fixture
 def sglang(monkeypatch):
-    """As where the pinned SGLang is installed, as far as the command asks."""
+    """Pretend that the supported SGLang is installed, as far as the command checks."""
     monkeypatch.setattr(version, "installed_version", lambda: version.NEWEST)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ops.lib.drafts.decoding.decode import Decoded, check_finite, until_eos
 from ops.lib.drafts.decoding.proposal import Proposal
 
-NEAREST = 16  # tokens that are looked at for being near the best one: more do not come as close but for chance
+NEAREST = 16  # best tokens that are examined for being near the best one: hardly ever are more that close
 
 
 @frozen(eq=False)

@@ -294,7 +294,7 @@ def cap_(logits: Tensor, soft_cap: float) -> None:
 
 
 def cap_slope(capped: Tensor, soft_cap: float) -> Tensor:
-    """Slope of a soft cap where its value is `capped`."""
+    """The slope of a soft cap at the place where its value is `capped`."""
     return 1 - (capped / soft_cap).square()
 
 
