@@ -273,7 +273,7 @@ def _cast(gradients: Sequence[Tensor | None], leaves: Sequence[Tensor | None]) -
 
 
 def _values(found_nW: Tensor, wanted: _Wanted) -> tuple[Tensor | None, ...]:
-    """ce, kl, l1 and overlap as separate tensors; None for those not wanted."""
+    """The measures ce, kl, l1 and overlap as separate tensors; None for those not wanted."""
     is_wanted = (True, wanted.divergence, wanted.distances, wanted.distances)
     return tuple(found_nW[place].clone() if wants else None for place, wants in enumerate(is_wanted))
 
