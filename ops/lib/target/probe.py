@@ -158,10 +158,8 @@ def _plain(target: Target, text: list[int]) -> Answer:
 def _speculated(
     target: Target, way: Verification, texts: list[list[int]], plain: Sequence[Answer]
 ) -> list[tuple[list[int], float]]:
-    """Decode each text speculatively from proposals of which every third token is wrong.
-
-    Returns per text its tokens, and the largest difference between the logits that chose them and the plain answer's,
-    taken up to the first token that differs.
+    """Of each text the answer by proposals of which every third is wrong, and the difference of the logits that chose
+    its tokens, until they are others.
     """
     begun = prefill(target, target.prompts(list(map(sample_of, texts))), whole_cache(target))
     rows = Rows.of(begun.mask_BS)
@@ -195,7 +193,7 @@ def _speculated(
 
 
 def _matching(proposal: list[int], choices: list[int]) -> int:
-    """The number of leading proposals that equal the target's choices."""
+    """How many leading proposals are the target's choices."""
     return next((count for count, token in enumerate(proposal) if token != choices[count]), len(proposal))
 
 

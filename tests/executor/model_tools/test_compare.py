@@ -71,7 +71,7 @@ def file(tmp_path) -> Path:
 
 @pytest.fixture
 def sglang(monkeypatch):
-    """Pretend that the supported SGLang is installed, as far as the command checks."""
+    """As where the pinned SGLang is installed, as far as the command asks."""
     monkeypatch.setattr(version, "installed_version", lambda: version.NEWEST)
 
 

@@ -48,7 +48,7 @@ def send(toy: Toy, record: Path, *, is_live: bool = False) -> None:
 
 
 def ids(record: Path) -> tuple[str, dict[str, str]]:
-    """The MLflow run id of a dflow run, and those of its nodes."""
+    """The MLflow run of a run of dflow, and those of its nodes."""
     sent = read_json(record / "mlflow.json")
     assert sent is not None
     return sent["parent"], {name: node["run_id"] for name, node in sent["nodes"].items()}
