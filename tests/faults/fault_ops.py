@@ -104,7 +104,7 @@ def slowly(path: Path, text: str) -> None:
 
 @contextmanager
 def alone(name: str) -> Iterator[None]:
-    """Puts down that the node runs, and whether it did already: the lock goes with the process."""
+    """Log the node's start in calls.txt, and in overlaps.txt if it runs already. The lock ends with the process."""
     with (HERE / f"running-{name}").open("a") as marker:
         try:
             fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)

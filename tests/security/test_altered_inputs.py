@@ -43,7 +43,9 @@ def file_of(toy):
 
 
 def alter(file, *, keep_times=False):
-    """Other content of the same size."""
+    """Overwrite an artifact's file with other content of the same size; keep_times: and with its old
+    modification time.
+    """
     status = file.stat()
     file.chmod(0o644)
     file.write_text("HELLO")
