@@ -182,9 +182,8 @@ def _max_new_tokens(answers: list[int]) -> Choice:
 
 
 def _max_prompt_tokens(found: Survey, rules: PixelRules, prompts: list[int], max_new: int) -> Choice:
-    """A limit for max_prompt_tokens, above the data's prompts.
-
-    Later prompts of a chat hold the target's own answers, which may be longer than the data's.
+    """A limit for max_prompt_tokens. Later prompts of a chat hold the target's own answers, maybe longer than the
+    data's.
     """
     regenerated = max(length.regenerated_prompt(rules, max_new) for length in found.lengths)
     about = "" if found.exact else "about "
