@@ -120,7 +120,7 @@ def _ending_early(target: TargetModel, prompts: list[TokenSample]) -> Target:
 
 
 def blurred(draft: Draft, folder: Path, target: Target, prompts: Sequence[TokenSample]) -> Draft:
-    """The draft with noise of a size, which depends on the training's rounding, that makes it neither good nor bad."""
+    """The draft with so much noise that it is neither good nor bad; how much that is hangs on how training rounded."""
     least, most, noise = 0.0, 2 * NOISE, NOISE
     for _ in range(6):
         found = noisy(draft, folder / f"noisy-{noise:g}", noise)
