@@ -49,7 +49,9 @@ ON_A_CPU = [
 
 @frozen
 class Batch:
-    """All prompts at one concurrency: wall-clock seconds, and the answers in the order of the prompts."""
+    """The result of sending all prompts at one concurrency: wall-clock seconds, and the answers in the prompts'
+    order.
+    """
 
     seconds: float
     answers: tuple[Answer, ...]
@@ -67,7 +69,7 @@ def compared(ours: Batch, alone: Batch) -> dict[str, float]:
     """The figures of a round at one concurrency, with the draft and without.
 
     tau counts as evaluate does, without the first token of each answer; spec_accept_length as SGLang does, all tokens
-    over verification steps. same_answers: those with the same text on both sides.
+    over verification steps. same_answers: the number of answers with the same text on both sides.
     """
     steps = max(1, sum(answer.steps for answer in ours.answers))
     pairs = zip(ours.answers, alone.answers, strict=True)
@@ -127,7 +129,7 @@ def measure(argv: Sequence[str] | None) -> int:
 def run_side(
     run: ServedRun, draft: DraftOption | None, options: argparse.Namespace, extra: Sequence[str]
 ) -> dict[int, Batch]:
-    """Start a server, and send all prompts at each concurrency."""
+    """Start a server with or without the draft, and send all prompts at each concurrency."""
     address = Address(port=options.port)
     command = launch_command(str(run.target), run.served, draft, address=address, extra=extra)
     print(shell_line(command, run.served.environment), flush=True)
@@ -161,7 +163,7 @@ def _speeds(batches: dict[int, Batch]) -> str:
 
 
 def send(url: str, prompts: Sequence[ChatPrompt], concurrency: int, max_tokens: int) -> Batch:
-    """The answers to all prompts, with this many requests at a time."""
+    """Send all prompts, `concurrency` requests at a time, and return the answers with the time that they took."""
     with ThreadPoolExecutor(concurrency) as pool:
         started = time.perf_counter()
         answers = tuple(pool.map(lambda prompt: ask(url, prompt.messages, max_tokens), prompts))

@@ -69,13 +69,13 @@ def compiled(name: str, folder: Path, *overrides: str) -> Graph:
 
 
 def resources(name: str, folder: Path, *overrides: str, free_disk: int = 2 * 10**12) -> dict[str, dict[str, Any]]:
-    """What `dflow plan` tells of every node."""
+    """The resources that `dflow plan` shows for every node."""
     needs = graph_estimates(compiled(name, folder, *overrides), {}, free_disk).needs
     return {node_id: estimate_row(need) for node_id, need in needs.items()}
 
 
 def planned(name: str, folder: Path) -> dict[str, Any]:
-    """What `dflow plan --json` says in a process of its own, which must not have loaded torch."""
+    """Run `dflow plan --json` in a process of its own, which must not load torch."""
     arguments = ["plan", str(with_data(name, folder)), "--json", "--store", str(folder / "store")]
     program = (
         "import sys; from executor.cli import main\n"

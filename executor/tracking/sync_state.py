@@ -104,8 +104,8 @@ def send_rest(
 ) -> tuple[str | None, Mapping[str, int]]:
     """Send what MLflow lacks of a run. The caller holds the record's lock.
 
-    say: called with what takes long. Returns a warning where MLflow cannot be reached, and the counts of runs, points
-    and files sent.
+    say: called with a text before each long step. Returns a warning where MLflow cannot be reached, and the counts of
+    runs, points and files sent.
     """
     with sync_lock(folder):
         replay = new_replay(store, folder, None, is_live=False, say=say)

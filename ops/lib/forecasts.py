@@ -461,7 +461,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_target_config(directory: Path) -> dict[str, Any]:
-    """config.json of a target's checkpoint, with what it leaves to its class. Raises DataError as `read_config`."""
+    """The config.json of a target's checkpoint, with what it leaves to its class. Raises DataError as `read_config`."""
     return with_defaults(read_config(directory / "config.json"))
 
 

@@ -81,7 +81,7 @@ def _read(stored: StoredTensor) -> Tensor:
 
 
 def _reordered(fc: Tensor, layer_order: Sequence[int]) -> Tensor:
-    """fc.weight [M, L * M] with its columns in another order of the layers."""
+    """The tensor fc.weight [M, L * M] with its columns in another order of the layers."""
     return fc.unflatten(1, (len(layer_order), -1))[:, list(layer_order)].flatten(1).contiguous()
 
 

@@ -72,7 +72,7 @@ source = "samples.jsonl"
 
 
 def read(source, folder, **options):
-    """The ids that ingest keeps. Raises DataError."""
+    """Ingest a source file. Returns the ids of the samples kept. Raises DataError."""
     stage = FakeStage(folder / "stage")
     ingest(Ingest(source=str(source), seed=0, **options), stage)
     return [json.loads(line)["id"] for line in (stage.out_dir / "samples.jsonl").read_text().splitlines()]
@@ -131,7 +131,7 @@ def test_files_of_a_store_that_are_larger_than_any_are_damaged(tmp_path, monkeyp
 
 
 def write_values(file, text, rows):
-    """A small file: each row is the same conversation, whose texts are stored once."""
+    """Write a small Parquet file of many rows: each is the same conversation, whose texts are stored once."""
     roles = pyarrow.array(["user", "assistant"] * rows)
     texts = pyarrow.DictionaryArray.from_arrays(np.zeros(2 * rows, np.int32), [text])
     turns = pyarrow.StructArray.from_arrays([roles, texts], ["role", "content"])

@@ -44,7 +44,7 @@ WITH_KEY = (
 
 
 class Serve:
-    """A store with a run, and `dflow serve` on it, where `sglang` is a small server."""
+    """Runs `dflow serve` on a store with one run; a small stand-in takes the place of `sglang`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -27,7 +27,7 @@ def prepare(reader: States, samples: Sequence[Drawn], place: Place, *, with_teac
 
 
 class CaseReader:
-    """Has of a FeatureReader what preparing a micro-batch needs."""
+    """A reader of a case's samples, with the methods of FeatureReader that preparing a micro-batch calls."""
 
     def __init__(self, case: Case) -> None:
         self.case = case

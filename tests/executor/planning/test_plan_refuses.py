@@ -100,7 +100,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(capsys: pytest.CaptureFixture[str], text: str, *overrides: str) -> list[str]:
-    """What plan and run refuse, which must be the same."""
+    """The lines with which plan and run refuse, which must be the same."""
     Path("refused.toml").write_text(HEAD + text)
     given = [argument for override in overrides for argument in ("-s", override)]
     code = main(["plan", "refused.toml", "--json", *given])

@@ -250,7 +250,7 @@ def test_a_run_that_is_being_sent_is_not_running_and_nobody_takes_it(unsent, tmp
 
 
 def synced(arguments):
-    """In the folder of the store, which comes last: commands that are printed need not name it."""
+    """Run `dflow sync` in the folder of the store, the last argument; printed commands need not name it there."""
     parser = sync.argparse.ArgumentParser()
     sync.add_arguments(parser)
     with contextlib.chdir(Path(arguments[-1]).parent):

@@ -47,7 +47,7 @@ def loss(step, value, time=1.0):
 
 
 def kill_the_call(unsent, record):
-    """As where a call was killed when the points had arrived, and before the child was closed."""
+    """Leave a call as if killed after the points had arrived and before the child was closed."""
     unsent.client.update_run(ids(record)[1]["d"], status="RUNNING")
     write_json(record / "mlflow.json", {**read_json_or_none(record / "mlflow.json"), "events": None})
 
@@ -158,7 +158,7 @@ class Failing:
 
 
 def held(client, record):
-    """What MLflow holds of a run, in the words of its tags: nothing but ids and times of making are left out."""
+    """The content of MLflow for a run, by its tags; only ids and times of creation are left out."""
     shown = []
     for run in client.search_runs(["1"], f"tags.`dflow.run` = '{record.name}'"):
         own = {name: value for name, value in run.data.tags.items() if name in ("dflow.node", "dflow.accepted")}

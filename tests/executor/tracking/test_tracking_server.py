@@ -110,7 +110,7 @@ def held(client, run_id):
 
 
 def is_whole(client, toy, child):
-    """All of the run is there, each point once and no run twice."""
+    """Whether all of the run is in MLflow, each point once and no run twice."""
     record = record_of(toy)
     experiment = client.get_experiment_by_name("real server").experiment_id
     runs = client.search_runs([experiment], f"tags.`dflow.run` = '{record.run}'")

@@ -172,7 +172,7 @@ def test_a_draft_trained_for_another_target_is_refused(tmp_path, trained):
 
 
 def damaged(tmp_path, trained, config=None, tensors=None):
-    """What the contract check says of an export after changing its config or its tensors."""
+    """The mistakes that the contract check reports after changes of an export's config or tensors."""
     out = export(tmp_path, trained)
     if config:
         data = read_json(out / "config.json")

@@ -104,7 +104,7 @@ def test_the_disk_of_features_is_forecast_to_the_byte(
 
 
 def foresee_tokens(path: Path) -> TokensForecast:
-    """Of tokens that are made: counted by split."""
+    """The forecast of tokens that exist: counted by split."""
     forecast: TokensForecast = foresee(TokenizeChat(samples=Ref("s"), vocab_size=600), artifact=path).forecast
     return forecast
 
