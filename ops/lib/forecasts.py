@@ -151,8 +151,8 @@ class Answered:
 
     has_target: whether the target was a node's, None if unknown. target: its identity. chat_template: SHA-256 of the
     one given by the user. templates: SHA-256 of those in the processor's directory, None if unknown. processor: from
-    `pinned_model`. An artifact only records enable_thinking, so that a server's answers and those of a node's target
-    can be the same artifact.
+    `pinned_model`. longest: tokens that no answer exceeds. An artifact only records enable_thinking, so that a server's
+    answers and those of a node's target can be the same artifact.
     """
 
     enable_thinking: bool | None
@@ -161,6 +161,7 @@ class Answered:
     chat_template: str | None = None
     templates: frozenset[str] | None = None
     processor: str | None = None
+    longest: int | None = None
 
     @classmethod
     def read(cls, file: Path) -> Answered:
