@@ -39,7 +39,7 @@ def _of_draft(config: Evaluate, draft: DraftForecast | None, target: TargetState
 
 
 def _of_target(target: TargetStated | None) -> Iterator[tuple[str, str]]:
-    if target is not None and (mistake := target.running_mistake):
+    if target is not None and (mistake := target.running_mistake or target.verifying_mistake):
         yield "target", mistake
 
 

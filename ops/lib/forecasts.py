@@ -25,10 +25,11 @@ from ops.lib.data.files import read_json, read_jsonl, read_object
 from ops.lib.data.sample_account import SPLITS, summary_splits
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.target.checkpoint_check import processor_folder_mistakes, quantised_bytes, running_mistake, sizes_in
+from ops.lib.target.probed import kept_probes
 from ops.lib.target.same_target import is_same_target
 from ops.lib.target.sizes import TargetSizes
 from ops.lib.target.token_ids import foreign_tokens
-from ops.lib.vision.family_config import text_part, with_defaults
+from ops.lib.vision.family_config import is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, template_texts
 
 MILLION = 1_000_000
@@ -103,6 +104,14 @@ class TargetStated:
     def running_mistake(self) -> str:
         """A text on why transformers cannot run the target; empty if it can, or if that is not known yet."""
         return running_mistake(self.config, None if self.folder is None else self.folder / "model")
+
+    @property
+    def verifying_mistake(self) -> str:
+        """A text on why answers by a draft are not the target's own, as load_target measured; empty if they are, if
+        that is not known yet, and for Qwen's families, which are warned of only.
+        """
+        probes = kept_probes(self.folder) if self.folder is not None and not is_qwen(self.config) else []
+        return probes[-1].unverified if probes else ""
 
     @property
     def info(self) -> dict[str, int]:

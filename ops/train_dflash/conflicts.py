@@ -176,6 +176,8 @@ def _of_target(
     config: TrainDflash, target: TargetStated, features: FeaturesForecast | None, tokens: TokensForecast | None
 ) -> Mistakes:
     """Mistakes in the mask token, in lengths beyond the target's positions, and a target that cannot be run here."""
+    if config.measures_tau and (mistake := target.verifying_mistake):
+        yield "target", f"{mistake}; with eval_prompts = 0 the training does not decode"
     if (config.measures_tau or config.capture == "online") and (mistake := target.running_mistake):
         without = " and ".join(
             (
