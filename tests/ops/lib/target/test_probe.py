@@ -60,6 +60,7 @@ NOT = {
     "longcat_flash": (LAYERS, "28 layers, and 4 by its config"),
     "minimax": (PADDING, "MiniMax uses cache of its own"),
     "granitemoehybrid": (BLOCKS, "its cache cannot be put back to where it was before a verification"),
+    "nemotron_h": (BLOCKS, "of the largest value"),
     "recurrent_gemma": (PADDING, "of the largest value"),
     "doge": (LAYERS, "of the largest value"),
 }
@@ -182,6 +183,18 @@ def test_a_target_without_its_layers_is_refused_and_one_that_cannot_verify_is_wa
     titles = [section.title for section in report(out)]
     assert ["target", "measured on a copy", "measured on the weights"] == titles
     assert "measurements.json" not in read_json(out / "target.json")
+
+
+@pytest.mark.filterwarnings("ignore:.*fast path is not available")
+def test_a_nemotron_h_as_its_files_are_is_not_evaluated() -> None:
+    file = config_of("nemotron_h")
+    kinds = "M-M*M-" + "M-" * 20
+    file |= {"hybrid_override_pattern": kinds, "num_hidden_layers": len(kinds)}
+    del file["layers_block_type"]
+    assert "M-M*" == small_config(file)["hybrid_override_pattern"]
+    probe = probe_config(file)
+    assert [BLOCKS, SPECULATION] == [check.name for check in probe.failed]
+    assert "blocks through its cache, accepted in part, give what single tokens give" in probe.unverified
 
 
 def test_what_cannot_be_made_small_is_said() -> None:
