@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from any_targets import any_checkpoint
+from any_targets import any_checkpoint, numbered_rows
 from fake_stage import FakeStage
 
 from dsl.op import Ref
@@ -44,19 +43,7 @@ from ops.train_dflash.run import train_dflash
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    rows = [
-        {
-            "id": f"text-{index}",
-            "split": ("test", "val", "train")[min(index, 2)],
-            "messages": [
-                {"role": "user", "content": f"Say {index}."},
-                {"role": "assistant", "content": f"The number is {index}. " * 5},
-            ],
-        }
-        for index in range(8)
-    ]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path / "data.jsonl"
+    return numbered_rows(tmp_path / "data.jsonl", 8)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_oss"])
