@@ -21,21 +21,23 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 
 from attrs import frozen
 
 from benchmarks.harness import in_rounds, parser, save_figures, table
-from dsl.errors import DflowError, StoreError
+from dsl.errors import DflowError, ServerError, StoreError
 from executor.model_tools.engines import ENGINES
 from executor.model_tools.serve import EngineServer
 from executor.model_tools.served import ServedRun, find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store, store_path
 from executor.system.server import require_free_port, wait_until_ready
+from ops.lib.data.proxies import open_directly
 from ops.lib.sglang.serve_command import Address, DraftOption, launch_command, shell_line
 from ops.lib.sglang.version import installed_version, require_sglang
-from ops.tools.serve.chat import Answer, ChatPrompt, ask, flush_cache
+from ops.tools.serve.chat import Answer, ChatPrompt, ask
 
 WARM_UP = 4  # prompts before each concurrency, at most as many: graphs, caches, autotuning
 ON_A_CPU = [
@@ -143,6 +145,15 @@ def run_side(
             flush_cache(address.url)
             found[concurrency] = send(address.url, run.prompts, concurrency, options.max_tokens)
     return found
+
+
+def flush_cache(url: str) -> None:
+    """Drop SGLang's cached prefixes of earlier prompts, once it is idle. Raises ServerError."""
+    try:
+        with open_directly(f"{url}/flush_cache?timeout=30", data=b"", timeout=60):
+            pass
+    except (OSError, HTTPException) as error:
+        raise ServerError(f"{url}/flush_cache: {error}") from error
 
 
 def _speeds(batches: dict[int, Batch]) -> str:

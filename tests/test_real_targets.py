@@ -211,7 +211,7 @@ def test_ranks_that_all_capture_are_told_before_anything_runs(tmp_path: Path) ->
 def test_layers_that_the_target_does_not_have_are_told_before_anything_runs(tmp_path: Path) -> None:
     given = ("capture.num_layers=none", "capture.target_layer_ids=[1, 35]")
     assert graph_estimates(compiled("qwen3_8b", tmp_path, *given), {}, 0).refused == {
-        "capture": "target_layer_ids: 35 is the last of 36 layers, which cannot be captured; use ids from 0 to 34"
+        "capture": ("target_layer_ids: 35 is the last of 36 layers, which cannot be captured; use ids from 0 to 34",)
     }
 
 

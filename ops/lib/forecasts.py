@@ -59,8 +59,8 @@ class Counts:
         )
         return Counts(trial, full)
 
-    def amount(self, unit: str, splits: Iterable[str] = SPLITS) -> Amount:
-        return Amount(*self.of(splits), unit)
+    def amount(self, splits: Iterable[str] = SPLITS) -> Amount:
+        return Amount(*self.of(splits))
 
 
 @frozen(kw_only=True)

@@ -150,7 +150,7 @@ def test_a_target_of_experts_alone_needs_the_width_of_the_drafts_mlp(tmp_path: P
     del experts["intermediate_size"]
     inputs = {"target": TargetForecast.of(experts)}
     edges = {"features": Ref("f"), "batches": Ref("b"), "target": Ref("m")}
-    with pytest.raises(ConfigError, match="no intermediate_size"):
+    with pytest.raises(ConfigError, match=r"intermediate_size: the target's config\.json has none"):
         foresee(TrainDflash(**edges), inputs=inputs)
     needed = foresee(TrainDflash(**edges, intermediate_size=256), inputs=inputs)
     assert 256 == needed.forecast.shape.intermediate_size

@@ -12,7 +12,7 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from toy_ops import PIPELINE, Toy
 
-from dsl.files import read_json
+from dsl.files import read_json_or_none
 from executor.store.artifact_store import Store
 from executor.tracking.mlflow_client import open_client, tracking_uri
 from executor.tracking.replay import Replay
@@ -49,7 +49,7 @@ def send(toy: Toy, record: Path, *, is_live: bool = False) -> None:
 
 def ids(record: Path) -> tuple[str, dict[str, str]]:
     """The MLflow run of a run of dflow, and those of its nodes."""
-    sent = read_json(record / "mlflow.json")
+    sent = read_json_or_none(record / "mlflow.json")
     assert sent is not None
     return sent["parent"], {name: node["run_id"] for name, node in sent["nodes"].items()}
 
