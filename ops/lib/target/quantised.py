@@ -102,7 +102,7 @@ def numbers_of(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) ->
     method = method_of(config)
     if method is None:
         return {name: tensor.shape for name, tensor in stored.items()}
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
     for name, tensor in stored.items():
         last = name.rpartition(".")[2]
         if PACKED.search(last) and tensor.dtype in BITS:
