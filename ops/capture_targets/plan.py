@@ -8,12 +8,14 @@ from attrs import evolve
 
 from dsl.estimate import Estimate, Growth, PlanContext
 from dsl.shown import shown_bytes
+from ops.capture_targets.conflicts import backend_note
 from ops.capture_targets.layers import layers_of
 from ops.capture_targets.op import CaptureTargets, default_batch_tokens
 from ops.capture_targets.sglang_targets import check_config
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.forecasts import (
     FeaturesForecast,
+    TargetForecast,
     amount,
     first_counted,
     identity_of,
@@ -76,14 +78,27 @@ def estimate(config: CaptureTargets, context: PlanContext) -> Estimate:
     size = count * per_token
     is_expected = counted is not None and tokens is not None and tokens.by_split is None
     return Estimate(
-        memory={"target": target.sizes.parameters * ITEM_SIZES[config.dtype] // config.tp_degree},
+        memory={"target": weights_bytes(config, target) // config.tp_degree},
         disk={"features": size},
         disk_per=per,
         less_disk=LESS_DISK + (EXPECTED if is_expected else ""),
-        notes=(f"{per_token:,} bytes a token, {shown_bytes(per_token * 1e6)} a million",),
+        notes=(
+            f"{per_token:,} bytes a token, {shown_bytes(per_token * 1e6)} a million",
+            *filter(None, [backend_note(config, target.config)]),
+        ),
         growth=growth,
         forecast=forecast,
     )
+
+
+def weights_bytes(config: CaptureTargets, target: TargetForecast) -> int:
+    """The bytes of the loaded weights: quantised ones stay so in SGLang, and transformers dequantises them.
+
+    Of a model id, whose files are not here, at most that many.
+    """
+    if config.backend == "sglang" and target.quantised_bytes is not None:
+        return target.quantised_bytes
+    return target.sizes.parameters * ITEM_SIZES[config.dtype]
 
 
 def feature_bytes(sizes: TargetSizes, states: int, dtype: str) -> int:

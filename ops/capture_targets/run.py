@@ -26,7 +26,7 @@ from dsl.imports import named_function
 from dsl.shown import shown_bytes
 from dsl.stage import Stage
 from ops.capture_targets.backend import Backend, Halving, HuggingFaceBackend
-from ops.capture_targets.conflicts import conflicts
+from ops.capture_targets.conflicts import backend_note, conflicts
 from ops.capture_targets.layers import layers_of
 from ops.capture_targets.op import BACKEND, BACKEND_INFO, REQUIRE, CaptureTargets, default_batch_tokens
 from ops.capture_targets.writing import Shard
@@ -37,7 +37,7 @@ from ops.lib.data.shared_shards import POLL_S, SharedShards, waited
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.forecasts import TargetStated, TokensForecast, refuse_conflicts
 from ops.lib.target.feature_shards import feature_info
-from ops.lib.target.model import check_samples_fit, target_info
+from ops.lib.target.model import check_samples_fit, read_config, target_info
 
 PARTS_THAT_FILL = 16  # a GPU is busy with this fraction of the default batch_tokens: 512 tokens
 
@@ -61,6 +61,8 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
         "tokens": TokensForecast.read(tokens.path, tokens.digest),
     }
     refuse_conflicts(conflicts(config, statements))
+    if (note := backend_note(config, read_config(target.path / "model"))) and stage.rank == stage.worker == 0:
+        stage.warn(note)
     info = target_info(target)
     layer_ids = layers_of(config, info["num_layers"])
     readers: dict[str, TokenReader] = {split: TokenReader(tokens, split) for split in config.splits}

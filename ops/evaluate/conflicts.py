@@ -13,10 +13,17 @@ from ops.lib.target.sizes import context_length
 
 
 def conflicts(config: Evaluate, forecast: Mapping[str, Any]) -> dict[str, str]:
-    """Conflicts by field: a draft or tokens of another target, larger blocks than the draft's, missing prompts."""
+    """Conflicts by field: a draft or tokens of another target, larger blocks than the draft's, missing prompts, and a
+    target that transformers cannot run or verify.
+    """
     draft, target, tokens = forecast["draft"], forecast["target"], forecast["tokens"]
     return by_field(
-        (*_of_draft(config, draft, target), *_of_tokens(config, tokens, target), *_lengths(config, tokens, target))
+        (
+            *_of_draft(config, draft, target),
+            *_of_target(target),
+            *_of_tokens(config, tokens, target),
+            *_lengths(config, tokens, target),
+        )
     )
 
 
@@ -29,6 +36,11 @@ def _of_draft(config: Evaluate, draft: DraftForecast | None, target: TargetState
         yield "draft", f"{wrong}; give train_dflash, export_draft and evaluate the same target"
     if config.block_size is not None and (mistake := block_size_mistake(draft.shape, config.block_size)):
         yield "block_size", mistake
+
+
+def _of_target(target: TargetStated | None) -> Iterator[tuple[str, str]]:
+    if target is not None and (mistake := target.running_mistake or target.verifying_mistake):
+        yield "target", mistake
 
 
 def _of_tokens(

@@ -17,6 +17,7 @@ from ops.ingest.records import json_records
 from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.sizes import draft_parameters
 from ops.lib.forecasts import DraftForecast, Kind, ReportForecast, TargetForecast, first_counted, identity_of
+from ops.lib.target.quantised import dequantising_note
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.thread_table import threads_of_decoding
 
@@ -54,6 +55,7 @@ def estimate(config: Evaluate, context: PlanContext) -> Estimate:
         },
         growth=_growth(config, context),
         forecast=forecast,
+        notes=tuple(filter(None, [dequantising_note(target.config, config.dtype)])),
     )
 
 

@@ -29,7 +29,8 @@ from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.forecasts import DraftForecast, TargetStated, TokensForecast, refuse_conflicts
 from ops.lib.report_sections import NOT_KNOWN, interval_text, is_known
-from ops.lib.target.model import Target
+from ops.lib.target.model import Target, read_config
+from ops.lib.target.quantised import dequantising_note
 from ops.lib.vision.processor import Processor
 
 LOST = "report"  # in the work folder: the artifact of an evaluation with a loss
@@ -43,6 +44,8 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
     """
     seed, dtype = config.seed or 0, getattr(torch, config.dtype)
     refuse_conflicts(conflicts(config, _statements(stage)))
+    if note := dequantising_note(read_config(stage.inputs["target"].path / "model"), config.dtype):
+        stage.warn(note)
     target = Target.load(stage.inputs["target"], stage.device, dtype)
     draft = load_draft(stage.inputs["draft"].path, stage.device, dtype)
     decoder = Decoder(

@@ -12,9 +12,10 @@ from dsl.op import is_builtin
 from dsl.shown import shown_bytes
 from ops.finetune_vlm.op import FinetuneVlm, check_parts, parts_in
 from ops.lib.drafts.backbone.sizes import MASTER
-from ops.lib.forecasts import TargetForecast, TokensCounted, TokensForecast, first_counted
+from ops.lib.forecasts import TargetForecast, TokensCounted, TokensForecast, first_counted, read_target_config
 from ops.lib.sequence_parallel.degree import check_target_degree
 from ops.lib.target.checkpoint_check import loading_mistakes
+from ops.lib.target.quantised import training_mistake
 from ops.lib.target.sizes import ITEM_SIZES, TargetSizes
 from ops.lib.target.tiny_config import check_builtin, tiny_config
 from ops.lib.target.token_ids import Vocabulary
@@ -128,4 +129,10 @@ def missing_here(config: FinetuneVlm) -> dict[str, str]:
             return {"init": str(error)}
         return {}
     mistakes = loading_mistakes(config.init, config.trust_remote_code)
+    if (
+        not mistakes
+        and Path(config.init).is_dir()
+        and (mistake := training_mistake(read_target_config(Path(config.init))))
+    ):
+        mistakes = [f"{config.init}: {mistake}"]
     return {"init": "\n".join(mistakes)} if mistakes else {}

@@ -19,6 +19,7 @@ from ops.lib.sequence_parallel.degree import check_target_degree
 from ops.lib.target.embedding_and_head import stored_dtype
 from ops.lib.target.fetch import find_checkpoint
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit, describe_target, read_config
+from ops.lib.target.quantised import training_mistake
 from ops.lib.target.tiny_config import check_builtin, tiny_config
 from ops.lib.training.muon import Muon
 from ops.lib.training.optimizer import MuonAdamW, Optimizer, adamw_options
@@ -41,7 +42,10 @@ def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tupl
         return _builtin(config, reader, device), None
     trust = config.trust_remote_code
     directory = find_checkpoint(config.init, config.revision, trust)
-    check_target_degree(read_config(directory), world_size=stage.world_size, sp_degree=stage.sp_degree)
+    content = read_config(directory)
+    if mistake := training_mistake(content):
+        raise DataError(f"{directory}: {mistake}")
+    check_target_degree(content, world_size=stage.world_size, sp_degree=stage.sp_degree)
     processor = load_processor(str(directory), trust_remote_code=trust)
     info = describe_target(directory, reader.info["mask_token_id"], processor.eos_token_ids, trust_remote_code=trust)
     check_tokens_fit(reader.info, info)

@@ -24,11 +24,12 @@ from dsl.op import Artifact, is_builtin
 from ops.lib.data.files import read_json, read_jsonl, read_object
 from ops.lib.data.sample_account import SPLITS, summary_splits
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
-from ops.lib.target.checkpoint_check import processor_folder_mistakes, sizes_in
+from ops.lib.target.checkpoint_check import processor_folder_mistakes, quantised_bytes, running_mistake, sizes_in
+from ops.lib.target.probed import kept_probes
 from ops.lib.target.same_target import is_same_target
 from ops.lib.target.sizes import TargetSizes
 from ops.lib.target.token_ids import foreign_tokens
-from ops.lib.vision.family_config import text_part, with_defaults
+from ops.lib.vision.family_config import is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, template_texts
 
 MILLION = 1_000_000
@@ -100,6 +101,19 @@ class TargetStated:
         return text_part(self.config)
 
     @property
+    def running_mistake(self) -> str:
+        """A text on why transformers cannot run the target; empty if it can, or if that is not known yet."""
+        return running_mistake(self.config, None if self.folder is None else self.folder / "model")
+
+    @property
+    def verifying_mistake(self) -> str:
+        """A text on why answers by a draft are not the target's own, as load_target measured; empty if they are, if
+        that is not known yet, and for Qwen's families, which are warned of only.
+        """
+        probes = kept_probes(self.folder) if self.folder is not None and not is_qwen(self.config) else []
+        return probes[-1].unverified if probes else ""
+
+    @property
     def info(self) -> dict[str, int]:
         """The sizes of target.json that a draft has to fit."""
         text = self.text
@@ -114,10 +128,12 @@ class TargetStated:
 class TargetForecast(TargetStated):
     """A target with its sizes, for estimates. No run function imports this, so that it is in no cache key.
 
-    is_tried: the target comes from a trial run, trained for a few steps only.
+    is_tried: the target comes from a trial run, trained for a few steps only. quantised_bytes: of quantised weights in
+    the files; None for others, and where there are no files.
     """
 
     sizes: TargetSizes
+    quantised_bytes: int | None = None
     is_tried: bool = False
 
     @classmethod
@@ -126,8 +142,10 @@ class TargetForecast(TargetStated):
 
         Raises DataError for a config that lacks a size.
         """
-        sizes = TargetSizes.of(config) if directory is None else sizes_in(directory, config)
-        return cls(config=config, sizes=sizes, **known)
+        if directory is None:
+            return cls(config=config, sizes=TargetSizes.of(config), **known)
+        stored = quantised_bytes(config, directory)
+        return cls(config=config, sizes=sizes_in(directory, config), quantised_bytes=stored, **known)
 
     @classmethod
     def made(cls, folder: Path, identity: str, **known: Any) -> TargetForecast:
@@ -142,8 +160,8 @@ class Answered:
 
     has_target: whether the target was a node's, None if unknown. target: its identity. chat_template: SHA-256 of the
     one given by the user. templates: SHA-256 of those in the processor's directory, None if unknown. processor: from
-    `pinned_model`. An artifact only records enable_thinking, so that a server's answers and those of a node's target
-    can be the same artifact.
+    `pinned_model`. longest: tokens that no answer exceeds. An artifact only records enable_thinking, so that a server's
+    answers and those of a node's target can be the same artifact.
     """
 
     enable_thinking: bool | None
@@ -152,6 +170,7 @@ class Answered:
     chat_template: str | None = None
     templates: frozenset[str] | None = None
     processor: str | None = None
+    longest: int | None = None
 
     @classmethod
     def read(cls, file: Path) -> Answered:

@@ -12,6 +12,7 @@ from dsl.shown import shown_bytes
 from ops.lib.forecasts import TargetForecast, read_config, read_target_config
 from ops.lib.target.checkpoint_check import chat_template_mistakes, ends_mistakes, loading_mistakes
 from ops.lib.target.checkpoint_files import WEIGHTS
+from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes, mask_warning
 from ops.lib.vision.family_config import with_defaults
@@ -32,7 +33,8 @@ def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
         size = sum(file.stat().st_size for pattern in WEIGHTS for file in directory.glob(pattern))
         return Estimate(disk={"checkpoint": size}, forecast=target, notes=_mask_notes(config))
     size = (target.sizes.parameters + target.sizes.mtp) * ITEM_SIZES[dtype_of(target.config)]
-    note = f"the download needs another {shown_bytes(size)} in Hugging Face's cache ({hub_cache()})"
+    bound = "at most " if method_of(target.config) else ""  # what is quantised is known by the files only
+    note = f"the download needs another {bound}{shown_bytes(size)} in Hugging Face's cache ({hub_cache()})"
     return Estimate(disk={"checkpoint": size}, notes=(note,), forecast=target)
 
 

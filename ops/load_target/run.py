@@ -10,7 +10,7 @@ from dsl.errors import DataError
 from dsl.shown import shown_bytes
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
-from ops.lib.target.checkpoint_check import sizes_in
+from ops.lib.target.checkpoint_check import running_mistake, sizes_in
 from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
 from ops.lib.target.model import Target, complete_config, describe_target, read_config, write_target_json
@@ -64,7 +64,9 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
     except DataError as error:
         stage.info(f"only the weights are measured: {error}")
     size = sizes_in(directory, config).parameters * ITEM_SIZES["float32"]
-    if size < free_memory() / 2:
+    if mistake := running_mistake(config, directory):
+        stage.info(f"the weights are not measured: {mistake}")
+    elif size < free_memory() / 2:
         try:
             probes.append(probe_target(Target.from_directory(directory, info)))
         except DataError as error:

@@ -15,7 +15,8 @@ from ops.regenerate_answers.op import RegenerateAnswers
 
 
 def conflicts(config: RegenerateAnswers, forecast: Mapping[str, Any]) -> dict[str, str]:
-    """Conflicts by field: splits without samples, limits beyond the target's context, excluded pixel limits.
+    """Conflicts by field: splits without samples, limits beyond the target's context, excluded pixel limits, quantised
+    weights that transformers does not run.
 
     Empty if the data's answers are kept.
     """
@@ -28,6 +29,8 @@ def conflicts(config: RegenerateAnswers, forecast: Mapping[str, Any]) -> dict[st
         wrong["splits"] = f"no samples in the splits {', '.join(config.splits)}: nothing to answer"
     if target is not None and (mistake := context_mistake(config, target.text)):
         wrong["max_prompt_tokens"] = mistake
+    if target is not None and config.backend == "huggingface" and (mistake := target.running_mistake):
+        wrong["target"] = f'{mistake}; or have a server answer, with backend = "endpoint"'
     return wrong | pixels_misfit(target, config.min_pixels, config.max_pixels)
 
 

@@ -94,6 +94,7 @@ def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesFo
         chat_template=template_digest(config.chat_template),
         templates=processor_templates(config.processor),
         processor=pinned_model(config.processor, config.revision),
+        longest=min(config.max_new_tokens, config.max_answer_tokens or config.max_new_tokens),
     )
     if context.artifact is not None:
         made = SamplesForecast.read(context.artifact, context.identity)

@@ -25,7 +25,9 @@ SAME = "give regenerate_answers and tokenize_chat the same"
 
 
 def conflicts(config: TokenizeChat, forecast: Mapping[str, Any]) -> dict[str, str]:
-    """Conflicts by field: an empty train split, other prompts than the target answered, excluded pixel limits."""
+    """Conflicts by field: an empty train split, other prompts than the target answered, answers that are all too short,
+    excluded pixel limits.
+    """
     samples: SamplesForecast | None = forecast["samples"]
     found = pixels_misfit(forecast.get("target"), config.min_pixels, config.max_pixels)
     if samples is None:
@@ -44,6 +46,13 @@ def _of_answers(config: TokenizeChat, answered: Answered, target: TargetStated |
         asked, here = json.dumps(answered.enable_thinking), json.dumps(config.enable_thinking)
         remedy = f"{SAME} enable_thinking, or answers and prompts do not fit each other"
         yield "enable_thinking", f"the answers were generated with {asked}, and this node has {here}: {remedy}"
+    if answered.longest is not None and not config.prompts_only and answered.longest < config.min_loss_tokens:
+        yield (
+            "min_loss_tokens",
+            f"an answer has at most {answered.longest} tokens (max_new_tokens or max_answer_tokens of "
+            f"regenerate_answers), and samples with fewer than {config.min_loss_tokens} are dropped: lower "
+            "min_loss_tokens, or raise the other",
+        )
     if are_different(answered.target, identity_of(target)):
         yield "target", f"the answers are those of another target: {SAME} target"
     if config.target is not None or answered.has_target is None:

@@ -186,7 +186,8 @@ class ChatEncoder:
         _check_characters(rendered.text)
         if not rendered.answers:
             return self._prompt(messages, rendered, images)
-        return self._encoded(messages, cut, rendered, *self._tokenized([rendered]), images=images)
+        [tokens] = self._tokenized([rendered])
+        return self._encoded(messages, cut, rendered, tokens, images)
 
     def _cut(self, cut: Sequence[bool], learnt: int) -> Sequence[bool]:
         """For each of the `learnt` stretches of the text, whether it is an answer that was cut off."""

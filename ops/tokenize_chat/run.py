@@ -37,7 +37,6 @@ from ops.tokenize_chat.template import MISFITS, NO_ANSWER, OTHER_THOUGHT, SPECIA
 
 REMEDIES = {
     TOO_LONG: "raise max_length, or lower max_pixels",
-    TOO_FEW_LOSS_TOKENS: "lower min_loss_tokens",
     NO_ANSWER: "put regenerate_answers before tokenize_chat, or set prompts_only = true",
     OTHER_THOUGHT: "set enable_thinking as regenerate_answers has it",
     SPECIAL_IN_TEXT: "remove the tokenizer's special tokens from the texts",
@@ -116,7 +115,8 @@ def write_tokens(
     config: TokenizeChat, stage: Stage, processor: Processor, outcomes: Iterable[tuple[Row, Outcome]]
 ) -> None:
     """Write the artifact except the processor's files. outcomes: of all rows, one split after another."""
-    tally = Tally(stage, "tokenize", REMEDIES)
+    too_few = f"lower min_loss_tokens from {config.min_loss_tokens}"
+    tally = Tally(stage, "tokenize", {**REMEDIES, TOO_FEW_LOSS_TOKENS: too_few})
     writer = ShardWriter(stage.out_dir, config.shard_samples, processor.patch_dim)
     trial = TemplateTrial(processor.source)
     preview = Preview(config.preview_samples, processor)

@@ -175,7 +175,17 @@ def _splits(config: TrainDflash, features: FeaturesForecast | None, tokens: Toke
 def _of_target(
     config: TrainDflash, target: TargetStated, features: FeaturesForecast | None, tokens: TokensForecast | None
 ) -> Mistakes:
-    """Mistakes in the mask token, and in lengths beyond the target's positions."""
+    """Mistakes in the mask token, in lengths beyond the target's positions, and a target that cannot be run here."""
+    if config.measures_tau and (mistake := target.verifying_mistake):
+        yield "target", f"{mistake}; with eval_prompts = 0 the training does not decode"
+    if (config.measures_tau or config.capture == "online") and (mistake := target.running_mistake):
+        without = " and ".join(
+            (
+                *(['capture = "stored"'] if config.capture == "online" else ()),
+                *(["eval_prompts = 0"] if config.measures_tau else ()),
+            )
+        )
+        yield "target", f"{mistake}; with {without} the training does not run it"
     mask = _mask(config, target, features)
     if mask is not None:
         field = "target" if config.mask_token_id is None else MASK

@@ -18,6 +18,7 @@ from dsl.files import parse_json
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_places, check_reads
 from ops.lib.data.files import LARGEST_JSON, check_json_files, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights, weight_files
+from ops.lib.target.quantised import dequantising_mistake, method_of, numbers_of
 from ops.lib.target.sizes import TargetSizes, check_tables, named_dtype
 from ops.lib.target.stored_weights import StoredTensor, UnknownEnd, find_ends, listed, weights_mistakes
 from ops.lib.target.token_ids import check_added_tokens, check_ends
@@ -94,6 +95,24 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     return {name: each for file in weight_files(directory) for name, each in tensor_headers(file).items()}
 
 
+def running_mistake(config: Mapping[str, Any], directory: Path | None) -> str:
+    """A text on why transformers cannot run a target with quantised weights; empty if it can.
+
+    directory: its checkpoint, None where that is not here yet. Raises DataError as `stored_tensors`.
+    """
+    known = method_of(config) is not None and directory is not None
+    return dequantising_mistake(config, stored_tensors(directory) if known and directory is not None else {})
+
+
+def quantised_bytes(config: Mapping[str, Any], directory: Path) -> int | None:
+    """The bytes of the quantised weights in the files; None for unquantised ones, or where there are no files."""
+    if method_of(config) is None:
+        return None
+    with suppress(OSError, DataError):  # reported as mistakes of the files
+        return sum(tensor.end - tensor.start for tensor in stored_tensors(directory).values()) or None
+    return None
+
+
 def sizes_in(directory: Path, config: Mapping[str, Any]) -> TargetSizes:
     """Sizes of a target by its config.json with defaults, and of one that is not Qwen's by its files if they are there.
 
@@ -102,7 +121,7 @@ def sizes_in(directory: Path, config: Mapping[str, Any]) -> TargetSizes:
     shapes: dict[str, tuple[int, ...]] = {}
     if not is_qwen(config):
         with suppress(OSError, DataError):  # reported as mistakes of the files
-            shapes = {name: tensor.shape for name, tensor in stored_tensors(directory).items()}
+            shapes = numbers_of(config, stored_tensors(directory))
     return TargetSizes.of(config, shapes or None)
 
 

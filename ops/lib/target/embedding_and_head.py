@@ -6,12 +6,11 @@ V vocabulary, M hidden size of the target
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -62,13 +61,14 @@ class Head:
     """A target's head, and what its logits are made by.
 
     settings: of the states that are asked for, which are a draft's in its training. teacher: of the target's states
-    beside them. bias_V: added to products by settings with a bias.
+    beside them. bias_V: added to products by settings with a bias. Heads made of another one share its wide weight.
     """
 
     weight_VM: Tensor
     settings: HeadSettings = PLAIN
     teacher: HeadSettings = PLAIN
     bias_V: Tensor | None = None
+    _wide: list[Tensor] = field(factory=list)
 
     @classmethod
     def of_target(cls, weight_VM: Tensor, settings: HeadSettings, bias_V: Tensor | None = None) -> Head:
@@ -89,14 +89,16 @@ class Head:
             product = product + self.bias_V
         return logits_of(product, self.settings)
 
-    @cached_property
+    @property
     def weight_VX(self) -> Tensor:
         """The weight with the bias as one more column, and columns of zeros that keep rows aligned."""
         if self.bias_V is None:
             return self.weight_VM
-        columns_VC = self.weight_VM.new_zeros(len(self.weight_VM), ALIGNED)
-        columns_VC[:, 0] = self.bias_V
-        return torch.cat((self.weight_VM, columns_VC), dim=1)
+        if not self._wide:
+            columns_VC = self.weight_VM.new_zeros(len(self.weight_VM), ALIGNED)
+            columns_VC[:, 0] = self.bias_V
+            self._wide.append(torch.cat((self.weight_VM, columns_VC), dim=1))
+        return self._wide[0]
 
     def states(self, hidden_WM: Tensor, settings: HeadSettings) -> Tensor:
         """States whose product with weight_VX is scale * (h W^T + b), [W, X]; differentiable."""

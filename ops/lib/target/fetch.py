@@ -20,7 +20,7 @@ from dsl.errors import DataError
 from ops.lib.data.proxies import proxies, proxy_of
 from ops.lib.target.checkpoint_check import loading_mistakes, stored_mistakes
 from ops.lib.target.checkpoint_files import CODE, CONFIGS, PROCESSOR, WEIGHTS
-from ops.lib.target.stored_weights import FILES
+from ops.lib.target.quantised import FILES
 
 
 def patterns(trust_remote_code: bool) -> tuple[str, ...]:

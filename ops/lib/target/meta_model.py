@@ -17,6 +17,7 @@ from ops.lib.vision.families import family_of
 def main() -> None:
     """Print {name: shape}; a tied head is not among them."""
     content = json.load(sys.stdin)
+    content.pop("quantization_config", None)
     config = AutoConfig.for_model(**content)
     with torch.device("meta"):
         model = family_of(content).auto_class.from_config(config)

@@ -21,10 +21,11 @@ from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json, read_object, write_json
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.attention import grouped_attention
-from ops.lib.target.checkpoint_check import stored_mistakes, stored_tensors
+from ops.lib.target.checkpoint_check import running_mistake, stored_mistakes, stored_tensors
 from ops.lib.target.checkpoint_files import check_weights, trusts_own_code
 from ops.lib.target.embedding_and_head import Head, stored_dtype, tensor_files
 from ops.lib.target.head_settings import head_settings
+from ops.lib.target.quantised import method_of
 from ops.lib.target.stored_weights import find_ends, is_of_model, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
@@ -54,15 +55,21 @@ class Target:
         """Load the target of a checkpoint directory. The checkpoint's own code runs only as `trusts_own_code` allows.
 
         Weights are loaded in the files' dtype, so that they stay in the files' pages, which all processes of a machine
-        share. Each is then moved to the device, and cast there.
+        share. Each is then moved to the device, and cast there. Quantised ones are dequantised; raises DataError where
+        transformers does not do that.
         """
-        family = family_of(read_config(directory))
+        content = read_config(directory)
+        family = family_of(content)
         check_weights(directory)
         if mistakes := stored_mistakes(directory):
             raise DataError("\n".join(mistakes))
+        if mistake := running_mistake(content, directory):
+            raise DataError(f"{directory}: {mistake}")
         trust = trusts_own_code(directory, info)
         config = _loaded(directory, AutoConfig.from_pretrained, trust_remote_code=trust)
         config.tie_word_embeddings = family.tied  # transformers only reads the top level of the config
+        if method_of(content):
+            config.quantization_config["dequantize"] = True
         AttentionInterface.register("sdpa", grouped_attention)  # for the whole process
         model, report = _loaded(
             directory,

@@ -86,6 +86,11 @@ class Probe:
         """What is not possible with it although it can be a target; empty for nothing."""
         return self._sentences(lambda check: check.name not in NEEDED)
 
+    @property
+    def unverified(self) -> str:
+        """Why answers by a draft would not be its own; empty where they are."""
+        return self._sentences(lambda check: check.name in (BLOCKS, SPECULATION))
+
     def _sentences(self, wanted: Callable[[Check], bool]) -> str:
         found = "; ".join(check.sentence for check in self.failed if wanted(check))
         return f"measured on {self.on}: {found}" if found else ""

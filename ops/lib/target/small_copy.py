@@ -55,6 +55,7 @@ VISION: Mapping[str, Any] = {
     "patch_size": 4,
     "window_size": 16,
 }
+PATTERN = "hybrid_override_pattern"  # of Nemotron-H: the kinds of its layers, a letter each
 SCALED = ("short_factor", "long_factor")  # lists of a rope with a number for each pair of dimensions
 MOST_LAYERS, LEAST_LAYERS = 8, 4
 # Of classes that are given sizes which they do not take.
@@ -107,7 +108,7 @@ def _small_text(text: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in text.items():
         if name in SMALL and isinstance(value, int) and value:
             small[name] = SMALL[name]
-        elif isinstance(value, list) and len(value) == depth:
+        elif (isinstance(value, list) or name == PATTERN) and len(value) == depth:
             small[name] = value[:layers]
         elif name.endswith("_token_id") and value is not None:
             small[name] = 0
@@ -127,7 +128,7 @@ def _small_text(text: Mapping[str, Any]) -> dict[str, Any]:
 def _layers(text: Mapping[str, Any]) -> int:
     """The fewest layers that have every kind of the first MOST_LAYERS."""
     depth = min(text["num_hidden_layers"], MOST_LAYERS)
-    kinds = text.get("layer_types") or text.get("layers_block_type") or []
+    kinds = text.get("layer_types") or text.get("layers_block_type") or text.get(PATTERN) or []
     found = kinds[:depth]
     last = max((found.index(kind) for kind in set(found)), default=0)
     periods = [text.get(name) or 0 for name in ("full_attention_interval", "attn_layer_period", "attn_layer_offset")]

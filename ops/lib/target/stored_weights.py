@@ -1,6 +1,6 @@
-"""What the tensors of a target's files say: quantised weights, tensors that its model has no place for, a head that its
-config.json denies, and the names of its embedding and head. Loads no torch, and of the tensors only two that may be
-equal.
+"""What the tensors of a target's files say: quantised weights that no target may have, tensors that its model has no
+place for, a head that its config.json denies, and the names of its embedding and head. Loads no torch, and of the
+tensors only two that may be equal.
 
 V vocabulary, M hidden size of the target
 """
@@ -8,22 +8,25 @@ V vocabulary, M hidden size of the target
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
 
 from dsl.errors import DataError
-from ops.lib.data.files import shown_json
+from ops.lib.target.quantised import (
+    LAST_NAMES,
+    METHODS,
+    UNQUANTISED,
+    UNQUANTISED_ONE,
+    method_mistake,
+    method_of,
+    quantises,
+    signs_of,
+)
 from ops.lib.vision.family_config import MTP, QWEN, VISUAL, is_tied, text_part
 
-SETTINGS = ("quantization_config", "compression_config")  # of config.json, or of a part of it
-FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
-UNQUANTISED = ("F64", "F32", "F16", "BF16")  # dtypes by safetensors
-OF_QUANTISATION = re.compile(r"scale|zero|packed|qweight|absmax|quant|bitsandbytes|g_idx|SCB|_blocks$")  # in last names
-# Of Qwen's families: last names of tensors, and the parts of their models without what may precede them.
-LAST_NAMES = {"weight", "bias", "A_log", "dt_bias", "gate_up_proj", "down_proj", "inv_freq"}
 PARTS = ("embed_tokens", "layers", "norm", "lm_head", "visual")
 BEFORE = re.compile(r"^(model\.|language_model\.)+")
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -49,17 +52,19 @@ def weights_mistakes(directory: Path, config: Mapping[str, Any], stored: Mapping
 
     stored: the tensors that would be loaded, by name.
     """
-    signs = [*_settings(directory, config), *_quantised(stored)]
     mistakes = []
-    if signs:
+    if method_of(config):
+        if mistake := method_mistake(config, stored):
+            mistakes.append(f"{directory}: {mistake}")
+    elif signs := signs_of(directory, config, stored):
         mistakes.append(
-            f"{directory}: quantised weights ({listed(signs)}), and a target must be unquantised; use the checkpoint "
-            "that it was quantised from"
+            f"{directory}: quantised weights ({listed(signs)}), and of those only {', '.join(METHODS)} are taken, as "
+            f"quant_method of quantization_config in config.json; {UNQUANTISED_ONE}"
         )
     if config.get("auto_map"):
         return mistakes
     if config.get("model_type") in QWEN:
-        unexpected = [name for name in sorted(stored) if not _quantises(name) and _is_unexpected(name, config)]
+        unexpected = [name for name in sorted(stored) if not quantises(name) and _is_unexpected(name, config)]
         if unexpected:
             mistakes.append(unexpected_tensors(directory, unexpected))
     return mistakes + _head_mistakes(directory, is_tied(config), stored)
@@ -76,34 +81,6 @@ def unexpected_tensors(directory: Path, names: list[str]) -> str:
 def is_of_model(name: str) -> bool:
     """Whether a tensor belongs to a part of the model that takes part in the computation."""
     return BEFORE.sub("", name).partition(".")[0] in PARTS
-
-
-def _settings(directory: Path, config: Mapping[str, Any]) -> Iterator[str]:
-    """Texts on quantisation found in the JSON files."""
-    parts = {"": config} | {f"{name}.": part for name, part in config.items() if isinstance(part, Mapping)}
-    for prefix, part in parts.items():
-        for name in SETTINGS:
-            if part.get(name):
-                yield f"{prefix}{name} of config.json{_method(part[name])}"
-    yield from (name for name in FILES if (directory / name).exists())
-
-
-def _method(settings: Any) -> str:
-    named = (settings.get("quant_method") or settings.get("quant_algo")) if isinstance(settings, Mapping) else settings
-    return f": {shown_json(named)}" if named else ""
-
-
-def _quantised(stored: Mapping[str, StoredTensor]) -> Iterator[str]:
-    for name, tensor in sorted(stored.items()):
-        if tensor.dtype not in UNQUANTISED:
-            yield f"{name} of dtype {tensor.dtype}"
-        elif _quantises(name):
-            yield name
-
-
-def _quantises(name: str) -> bool:
-    last = name.rpartition(".")[2]
-    return last not in LAST_NAMES and bool(OF_QUANTISATION.search(last))
 
 
 def _is_unexpected(name: str, config: Mapping[str, Any]) -> bool:
@@ -201,7 +178,11 @@ def find_ends(
     """
     text = text_part(config)
     shape = (text["vocab_size"], text["hidden_size"])
-    fitting = sorted(key for key, tensor in stored.items() if tensor.shape == shape and not _elsewhere(key))
+    fitting = sorted(
+        key
+        for key, tensor in stored.items()
+        if tensor.shape == shape and tensor.dtype in UNQUANTISED and not _elsewhere(key)
+    )
     embed = _find("embed_key", embed_key, EMBED_ENDINGS, fitting, directory, shape)
     if not is_tied(config):
         others = [key for key in fitting if key != embed]

@@ -140,6 +140,8 @@ def _defaults(text: Mapping[str, Any], of: ConfigClass) -> dict[str, Any]:
         value = text.get(real, of.defaults.get(real))
         if name not in text and value is not None:
             found[name] = value
+    if "num_hidden_layers" not in {**found, **text} and text.get("layers_block_type"):  # Nemotron-H: that many
+        found["num_hidden_layers"] = len(text["layers_block_type"])
     theta = of.defaults.get("default_theta")
     if theta and not text.keys() & {"rope_parameters", "rope_theta"}:
         found["rope_theta"] = theta.get("global") if isinstance(theta, Mapping) else theta

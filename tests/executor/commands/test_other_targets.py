@@ -11,17 +11,38 @@ from init_cases import chat, nodes, write_photos
 from seeing_targets import seeing_checkpoint
 
 from executor.cli import main
+from ops.lib.data.files import read_json
 from ops.tools.init.target import most_image_tokens
 
+KINDS = ("llama", "gemma3_text", "gpt_oss", "glm4")
+SMALL = {  # for a target of six tiny layers with random weights, which never end an answer
+    "regenerate.max_new_tokens": "16",
+    "regenerate.temperature": "1.0",
+    "regenerate.finish_reasons": '["stop", "length"]',
+    "tokenize.min_loss_tokens": "8",
+    "capture.num_layers": "2",
+    "shard.epochs": "1",
+    "train.block_size": "4",
+    "train.num_layers": "1",
+    "eval.max_prompts": "2",
+    "eval.max_new_tokens": "8",
+    "mlflow.tracking": "false",
+}
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_oss", "glm4"])
-def test_init_writes_a_pipeline_that_plans_without_a_hand_on_it(
-    project: Path, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
+
+def written(project: Path, kind: str) -> None:
+    """What init writes for a tiny checkpoint whose tokenizer has no mask token."""
     target = any_checkpoint(kind, project / "target")
     tokenizer = json.loads((target / "tokenizer.json").read_text().replace("<|mask|>", "<|free|>"))
     (target / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert 0 == main(["init", str(chat(project / "chat.jsonl", 30)), "--target", str(target)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_init_writes_a_pipeline_that_plans_without_a_hand_on_it(
+    project: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    written(project, kind)
     said = capsys.readouterr().out
     assert f"target: a {kind}; all 5 checks of a target hold, measured on a small random copy" in said
     made = nodes(project / "pipeline.toml")
@@ -39,6 +60,18 @@ def test_init_counts_images_by_the_targets_own_processor(project: Path, capsys: 
     assert 0 == main(["plan", "pipeline.toml"])
     assert 0 == main(["doctor", "--target", str(target)])
     assert 4 == most_image_tokens(str(target), "pillow")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_init_writes_runs_to_a_draft_that_changes_no_answer(project: Path, kind: str) -> None:
+    written(project, kind)
+    settings = [part for name, value in SMALL.items() for part in ("-s", f"{name}={value}")]
+    assert 0 == main(["run", "pipeline.toml", "--store", str(project / "runs"), *settings])
+    [report] = (project / "runs" / "objects").glob("*/report.json")
+    assert {"errors": 0, "ties": 0} == read_json(report)["lossless"]
+    [draft] = (project / "runs" / "objects").glob("*/draft/config.json")
+    assert 64 == read_json(draft)["hidden_size"]
 
 
 def test_a_model_without_its_layers_is_refused_by_init_and_doctor_lists_why(

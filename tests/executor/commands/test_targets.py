@@ -147,7 +147,7 @@ def without_tokenizer(folder: Path) -> None:
 
 
 def quantised(folder: Path) -> None:
-    change(folder / "config.json", quantization_config={"quant_method": "fp8"})
+    change(folder / "config.json", quantization_config={"quant_method": "modelopt"})
     (folder / "hf_quant_config.json").write_text("{}")
     header = {"lm_head.weight": {"dtype": "F8_E4M3", "shape": [16], "data_offsets": [0, 16]}}
     weights(folder, header, bytes(16))
@@ -246,8 +246,8 @@ MISTAKES: list[tuple[Callable[[Path], None], list[str]]] = [
     (
         quantised,
         [
-            "TARGET: quantised weights (quantization_config of config.json: 'fp8', hf_quant_config.json, "
-            "lm_head.weight of dtype F8_E4M3), and a target must be unquantised; use the checkpoint that it was"
+            "TARGET: quantised weights (quantization_config of config.json: 'modelopt', hf_quant_config.json, "
+            "lm_head.weight of dtype F8_E4M3), and of those only fp8, mxfp4, awq, gptq, compressed-tensors are taken"
         ],
     ),
     (

@@ -213,6 +213,14 @@ ROWS = {
         ["regenerate.enable_thinking=false"],
         ("tokenize.enable_thinking", "generated with false, and this node has null: give .* the same enable_thinking"),
     ),
+    "answers shorter than those that are kept": (
+        ["regenerate.max_new_tokens=16"],
+        ("tokenize.min_loss_tokens", "at most 16 tokens .* samples with fewer than 32 are dropped: lower min_loss_tok"),
+    ),
+    "answers that are cut below those that are kept": (
+        ["regenerate.max_answer_tokens=64", "tokenize.min_loss_tokens=65"],
+        ("tokenize.min_loss_tokens", "at most 64 tokens .* samples with fewer than 65 are dropped"),
+    ),
     "answers of another target": (
         ["regenerate.target=@other"],
         ("tokenize.target", "the answers are those of another target"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from any_targets import any_checkpoint
+from any_targets import any_checkpoint, numbered_rows
 from attrs import frozen
 from fake_stage import FakeStage
 
@@ -87,20 +86,8 @@ class Chain:
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> ImageSamples:
     folder = tmp_path_factory.mktemp("data")
-    rows = [
-        {
-            "id": f"text-{index}",
-            "split": ("test", "val", "train")[min(index, 2)],
-            "messages": [
-                {"role": "user", "content": f"Say {index}."},
-                {"role": "assistant", "content": f"The number is {index}. " * 5},
-            ],
-        }
-        for index in range(6)
-    ]
-    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    read, injected = FakeStage(folder / "ingest"), None
-    ingest(Ingest(source=str(folder / "data.jsonl"), seed=0), read)
+    read = FakeStage(folder / "ingest")
+    ingest(Ingest(source=str(numbered_rows(folder / "data.jsonl", 6)), seed=0), read)
     injected = FakeStage(folder / "inject", {"samples": read.artifact(Samples)})
     inject_images(InjectImages(samples=Ref("a")), injected)
     return injected.artifact(ImageSamples)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from any_targets import any_checkpoint
+from any_targets import any_checkpoint, numbered_rows
 from fake_stage import FakeStage
 from family_checkpoints import picture
 from seeing_targets import seeing_checkpoint
@@ -47,26 +47,17 @@ from ops.train_dflash.run import train_dflash
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    return written(tmp_path)
+    return numbered_rows(tmp_path / "data.jsonl", 8)
 
 
-def written(tmp_path: Path, image: str | None = None) -> Path:
+def written(tmp_path: Path, image: str) -> Path:
     """Chats, every second one with this image."""
-    rows: list[dict[str, Any]] = [
-        {
-            "id": f"text-{index}",
-            "split": ("test", "val", "train")[min(index, 2)],
-            "messages": [
-                {"role": "user", "content": f"Say {index}."},
-                {"role": "assistant", "content": f"The number is {index}. " * 5},
-            ],
-        }
-        for index in range(8)
-    ]
-    for row in rows[::2] if image else ():
+    file = numbered_rows(tmp_path / "data.jsonl", 8)
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows[::2]:
         row["image"] = image
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path / "data.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_oss"])

@@ -17,7 +17,7 @@ from ops.lib.target import fetch, stored_weights
 from ops.lib.target.checkpoint_files import CONFIGS
 from ops.lib.target.embedding_and_head import frozen_ends
 from ops.lib.target.model import Target, target_info
-from ops.lib.target.stored_weights import FILES
+from ops.lib.target.quantised import FILES
 from ops.lib.vision.families import family_of
 from ops.load_target.op import LoadTarget
 from ops.load_target.plan import missing_here
@@ -78,7 +78,7 @@ SCALE, CODES = torch.ones(1), torch.zeros(HIDDEN, 8, dtype=torch.int32)
 @pytest.mark.parametrize(
     ("settings", "tensors", "sign"),
     [
-        ({"quantization_config": {"quant_method": "awq"}}, {}, "quantization_config of config.json: 'awq'"),
+        ({"quantization_config": {"quant_method": "quanto"}}, {}, "quantization_config of config.json: 'quanto'"),
         ({"quantization_config": {"quant_algo": "FP8"}}, {}, "quantization_config of config.json: 'FP8'"),
         ({"compression_config": {"format": "x"}}, {}, "compression_config of config.json"),
         (
@@ -100,8 +100,8 @@ def test_quantised_weights_are_refused_by_what_shows_them(copy, settings, tensor
     change_config(folder, lambda config: config.update(settings))
     change_tensors(folder, **{f"{DOWN.replace('.', '__')}__{name}": value for name, value in tensors.items()})
     assert refusal(folder) == (
-        f"TARGET: quantised weights ({sign}), and a target must be unquantised; use the checkpoint that it was "
-        "quantised from"
+        f"TARGET: quantised weights ({sign}), and of those only fp8, mxfp4, awq, gptq, compressed-tensors are taken, "
+        "as quant_method of quantization_config in config.json; use the checkpoint that it was quantised from"
     )
 
 
@@ -114,7 +114,7 @@ def test_quantisation_that_only_the_text_config_names_is_refused(copy):
 def test_a_store_that_holds_a_quantised_target_is_refused_when_it_is_loaded(copy):
     target = load(copy("qwen3"))
     change_tensors(target.path / "model", **{f"{DOWN.replace('.', '__')}__weight_scale": SCALE})
-    with pytest.raises(DataError, match=rf"quantised weights \({DOWN}.weight_scale\), and a target must be unquant"):
+    with pytest.raises(DataError, match=rf"quantised weights \({DOWN}.weight_scale\), and of those only fp8"):
         Target.load(target)
 
 
@@ -147,12 +147,12 @@ def test_a_quantised_model_id_is_refused_before_its_weights_are_downloaded(tmp_p
 
     def snapshot(_model_id, *, revision, allow_patterns):
         asked.append(allow_patterns)
-        (tmp_path / "config.json").write_text('{"model_type": "qwen3", "quantization_config": {"quant_method": "fp8"}}')
+        (tmp_path / "config.json").write_text('{"model_type": "qwen3", "quantization_config": {"quant_method": "hqq"}}')
         return str(tmp_path)
 
     monkeypatch.setattr(fetch, "snapshot_download", snapshot)
-    with pytest.raises(DataError, match=r"quantised weights \(quantization_config of config.json: 'fp8'\)"):
-        fetch.find_checkpoint("owner/name-FP8", "0a" * 20)
+    with pytest.raises(DataError, match=r"quantised weights \(quantization_config of config.json: 'hqq'\)"):
+        fetch.find_checkpoint("owner/name-HQQ", "0a" * 20)
     assert [[*CONFIGS, *FILES]] == asked
 
 

@@ -254,6 +254,7 @@ def test_a_sample_at_fault_is_dropped_with_its_reason(tmp_path, processor_dir, s
     summary = summary_of(stage)
     (loss,) = summary.pop("losses")
     assert f"50% of the samples (1 of 2) are dropped: 1 {reason}" == loss["text"]
+    assert ("lower min_loss_tokens from 32" in loss["remedy"]) == (reason == "fewer than min_loss_tokens")
     assert summary == {
         "in": 2,
         "kept": 1,

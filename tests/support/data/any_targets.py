@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,20 @@ def any_checkpoint(model_type: str, folder: Path, seed: int = 0, **fields: Any) 
     (folder / "preprocessor_config.json").unlink()
     tiny_model(model_type, seed, **fields).save_pretrained(folder)
     return folder
+
+
+def numbered_rows(file: Path, count: int) -> Path:
+    """Write short conversations of text, the first for test, the second for val, the others for train."""
+    rows = [
+        {
+            "id": f"text-{index}",
+            "split": ("test", "val", "train")[min(index, 2)],
+            "messages": [
+                {"role": "user", "content": f"Say {index}."},
+                {"role": "assistant", "content": f"The number is {index}. " * 5},
+            ],
+        }
+        for index in range(count)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file

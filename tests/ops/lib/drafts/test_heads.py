@@ -277,3 +277,14 @@ def test_a_scale_that_a_published_file_leaves_open_is_that_of_sglang():
         assert found.assumed == ({} if scale is None else {"input_embedding_scale": scale})
     written = {"dflash_config": {"input_embedding_scale": 1.0}}
     assert with_embedding_scale(read, written, with_size(TARGETS["gemma3"][0])) == read
+
+
+def test_the_weight_with_its_bias_is_made_once_for_a_draft_and_its_teacher():
+    problem = Problem((BOTH, BIASED))
+    head = Head.of_target(problem.weight.float(), BIASED, problem.bias.float())
+    beside = head.beside(BOTH)
+    assert isinstance(beside, Head)
+    teacher = of_teacher(beside)
+    assert isinstance(teacher, Head)
+    assert beside.weight_VX is teacher.weight_VX is head.weight_VX
+    assert torch.equal(head.weight_VX[:, : head.weight_VM.shape[1]], head.weight_VM)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from any_targets import any_checkpoint
+from architectures import NOT, OFTEN, OTHERS, config_of
 from fake_stage import FakeStage
-from transformers import AutoConfig
 
 from dsl.errors import DataError
 from ops.lib.data.files import read_json
@@ -21,54 +20,12 @@ from ops.lib.target.model import Target
 from ops.lib.target.probe import probe_config, probe_target
 from ops.lib.target.probed import BLOCKS, HEAD, LAYERS, PADDING, SPECULATION, Check, Probe, kept_probes, probe_of_copy
 from ops.lib.target.small_copy import small_config, small_copy
-from ops.lib.vision.family_config import QWEN, with_defaults
+from ops.lib.vision.family_config import QWEN
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.load_target.show import report
 
 ALL = [LAYERS, HEAD, PADDING, BLOCKS, SPECULATION]
-# What published files of these types have, and their classes leave empty.
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {"num_experts_per_tok": 6, "n_routed_experts": 64, "topk_group": 1, "n_group": 1},
-    "nemotron": {"num_key_value_heads": 8},
-    "granite": {"logits_scaling": 8.0, "embedding_multiplier": 12.0, "attention_multiplier": 0.0625},
-    "granitemoe": {"logits_scaling": 8.0, "embedding_multiplier": 12.0},
-    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 4, "num_hidden_layers": 16},
-    "qwen2_5_vl": {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
-}
-OFTEN = (
-    *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "glm4", "phi3", "deepseek_v3"),
-    *("cohere", "granite"),
-)
-OTHERS = (
-    *("mixtral", "ministral", "ministral3", "qwen2_moe", "qwen3_moe", "qwen3_next", "gemma", "gemma4_text", "glm"),
-    *("glm4_moe", "glm4_moe_lite", "phi", "phimoe", "deepseek_v2", "deepseek_v32", "olmo", "olmo2", "olmo3", "olmoe"),
-    *("flex_olmo", "cohere2", "granitemoe", "granitemoeshared", "smollm3", "stablelm", "starcoder2", "ernie4_5"),
-    *("ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "exaone4", "exaone_moe", "seed_oss", "arcee", "apertus"),
-    *("minimax_m2", "opt", "gpt_neox", "lfm2", "jamba", "falcon_h1", "helium", "vaultgemma", "persimmon"),
-    *("hyperclovax", "afmoe", "nanochat", "solar_open", "cwm", "bitnet", "jais2", "mellum", "diffllama", "jetmoe"),
-    *("biogpt", "glm_moe_dsa", "youtu", "qwen3_5_text", "qwen3_5", "qwen3_vl", "qwen3_vl_moe"),
-)
-# The first check that fails, and a part of its sentence.
-NOT = {
-    "gpt2": (LAYERS, "'GPT2Model' object has no attribute 'layers'"),
-    "falcon": (LAYERS, "'FalconModel' object has no attribute 'layers'"),
-    "bloom": (LAYERS, "'BloomModel' object has no attribute 'layers'"),
-    "mpt": (LAYERS, "'MptModel' object has no attribute 'layers'"),
-    "llama4_text": (LAYERS, "has no attribute 'layers'"),
-    "gptj": (LAYERS, "'GPTJModel' object has no attribute 'layers'"),
-    "longcat_flash": (LAYERS, "28 layers, and 4 by its config"),
-    "minimax": (PADDING, "MiniMax uses cache of its own"),
-    "granitemoehybrid": (BLOCKS, "its cache cannot be put back to where it was before a verification"),
-    "recurrent_gemma": (PADDING, "of the largest value"),
-    "doge": (LAYERS, "of the largest value"),
-}
-
-
-def config_of(kind: str) -> dict[str, Any]:
-    """The default config of a type, as a complete config.json."""
-    made = AutoConfig.for_model(kind, **PUBLISHED.get(kind, {}))
-    return with_defaults(json.loads(json.dumps(made.to_dict())))
 
 
 def failures(kind: str) -> list[str]:
@@ -182,6 +139,18 @@ def test_a_target_without_its_layers_is_refused_and_one_that_cannot_verify_is_wa
     titles = [section.title for section in report(out)]
     assert ["target", "measured on a copy", "measured on the weights"] == titles
     assert "measurements.json" not in read_json(out / "target.json")
+
+
+@pytest.mark.filterwarnings("ignore:.*fast path is not available")
+def test_a_nemotron_h_as_its_files_are_is_not_evaluated() -> None:
+    file = config_of("nemotron_h")
+    kinds = "M-M*M-" + "M-" * 20
+    file |= {"hybrid_override_pattern": kinds, "num_hidden_layers": len(kinds)}
+    del file["layers_block_type"]
+    assert "M-M*" == small_config(file)["hybrid_override_pattern"]
+    probe = probe_config(file)
+    assert [BLOCKS, SPECULATION] == [check.name for check in probe.failed]
+    assert "blocks through its cache, accepted in part, give what single tokens give" in probe.unverified
 
 
 def test_what_cannot_be_made_small_is_said() -> None:

@@ -1,0 +1,106 @@
+"""The ends of every architecture that can be a target: its head as a teacher, and a draft that is exported for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import OFTEN, OTHERS, config_of
+from attrs import evolve
+from fake_stage import FakeStage
+from safetensors.torch import save_file
+
+from dsl.op import Ref
+from ops.artifacts import Draft, DraftCheckpoint, TargetModel
+from ops.export_draft.op import ExportDraft
+from ops.export_draft.run import export_draft
+from ops.lib.data.files import write_json
+from ops.lib.drafts.backbone.config import to_serving
+from ops.lib.drafts.backbone.load import load_draft, random_draft
+from ops.lib.drafts.backbone.serving_contract import check_serving
+from ops.lib.drafts.losses.log_probs import token_log_probs
+from ops.lib.target.cache_trial import sample_of
+from ops.lib.target.embedding_and_head import frozen_ends
+from ops.lib.target.model import Target, complete_config, describe_target, read_config, write_target_json
+from ops.lib.target.small_copy import small_copy
+from ops.lib.vision.family_config import text_part
+from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.shape import forecast_shape
+
+LAYERS, MASK, EOS = (0, 2), 7, 3
+DIGEST = "0" * 64
+# Their first states are not rows of the embedding times a scale, which is what a draft of theirs gets all the same.
+OTHER_ROWS = {"nanochat": "they are normalised", "opt": "positions are added", "biogpt": "positions are added"}
+# Its small copy has square experts, which no file of the family may have.
+NOT_SAVED = ("qwen3_vl_moe",)
+CAUGHT = {"target_layer_ids": list(LAYERS), "mask_token_id": MASK}
+
+
+def saved(kind: str, folder: Path) -> TargetModel:
+    """The artifact of a small random copy of an architecture, as load_target writes it."""
+    model = folder / "target" / "model"
+    small_copy(config_of(kind)).model.save_pretrained(model)
+    info = describe_target(model, MASK, [EOS])
+    complete_config(model)
+    write_target_json(folder / "target", info, {})
+    return TargetModel(folder / "target", DIGEST)
+
+
+def exported(target: TargetModel, folder: Path) -> Draft:
+    """A random draft of this target, exported as a trained one is."""
+    config = read_config(target.path / "model")
+    fields = {"block_size": 4, "num_layers": 1, "num_anchors": 4}
+    if "intermediate_size" not in text_part(config):  # OPT, and MLPs that are experts only
+        fields["intermediate_size"] = 96
+    training = TrainDflash(features=Ref("f"), batches=Ref("b"), target=Ref("t"), **fields)
+    shape = evolve(forecast_shape(training, config, len(LAYERS), LAYERS), mask_token_id=MASK)
+    draft = DraftCheckpoint(folder / "trained", DIGEST)
+    draft.path.mkdir()
+    write_json(draft.path / "config.json", to_serving(shape))
+    save_file(random_draft(shape, 0).state_dict(), draft.path / "model.safetensors", {"format": "pt"})
+    captured = {**CAUGHT, "hidden_size": shape.hidden_size, "num_target_layers": shape.num_target_layers}
+    captured |= {"positions": shape.positions, "dtype": "float32", "tokens": DIGEST, "backend": "huggingface"}
+    counts = dict.fromkeys(("samples", "tokens", "anchors", "final_steps", "steps"), 1)
+    record = {"captured": captured, "features": DIGEST, "final_loss": 1.0, "val_metrics": {}, "recipe": {}, **counts}
+    write_json(draft.path / "training.json", {**record, "target": DIGEST})
+    stage = FakeStage(folder / "export", {"draft": draft, "target": target})
+    export_draft(ExportDraft(draft=Ref("a"), target=Ref("b")), stage)
+    return stage.artifact(Draft)
+
+
+def check_ends_and_export(kind: str, folder: Path) -> None:
+    """The teacher's logits, log-probabilities and rows are transformers' own, and the export passes the static gate."""
+    artifact = saved(kind, folder)
+    target = Target.load(artifact)
+    ids_S = torch.arange(11, 40)
+    embed_VM, head = frozen_ends(artifact)
+    inputs = target.inputs([sample_of(ids_S.tolist())])
+    with torch.inference_mode():
+        output = target.forward(inputs, output_hidden_states=True, use_cache=False)
+        final_SM = target.hidden(inputs)[0]
+    logits_SV = output.logits[0]
+    size = float(logits_SV.abs().max())
+    torch.testing.assert_close(head.logits(final_SM), logits_SV, rtol=0, atol=1e-5 * size)
+    expected_S = logits_SV[:-1].log_softmax(-1).gather(1, ids_S[1:, None])[:, 0]
+    torch.testing.assert_close(token_log_probs(target, inputs)[0], expected_S, rtol=0, atol=1e-4 * max(1.0, size))
+    draft = exported(artifact, folder)
+    check_serving(draft.path, artifact)
+    loaded = load_draft(draft.path)
+    if kind not in OTHER_ROWS:
+        torch.testing.assert_close(loaded.embedded(embed_VM[ids_S]), output.hidden_states[0][0], rtol=0, atol=1e-5)
+    teacher = head.beside(loaded.config.head_settings)
+    of_states = head if isinstance(teacher, torch.Tensor) else evolve(teacher, settings=teacher.teacher)
+    assert torch.equal(of_states.logits(final_SM), head.logits(final_SM))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_a_draft_of_an_architecture_is_exported_and_taught(kind: str, tmp_path: Path) -> None:
+    check_ends_and_export(kind, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fast path is not available")
+@pytest.mark.parametrize("kind", [kind for kind in (*OFTEN, *OTHERS) if kind not in ("llama", "gemma2", *NOT_SAVED)])
+def test_a_draft_of_every_architecture_is_exported_and_taught(kind: str, tmp_path: Path) -> None:
+    check_ends_and_export(kind, tmp_path)

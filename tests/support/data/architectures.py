@@ -1,0 +1,55 @@
+"""The architectures of transformers that the tests of targets try, by their default configs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from transformers import AutoConfig
+
+from ops.lib.target.probed import BLOCKS, LAYERS, PADDING
+from ops.lib.vision.family_config import with_defaults
+
+# What published files of these types have, and their classes leave empty.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6, "n_routed_experts": 64, "topk_group": 1, "n_group": 1},
+    "nemotron": {"num_key_value_heads": 8},
+    "granite": {"logits_scaling": 8.0, "embedding_multiplier": 12.0, "attention_multiplier": 0.0625},
+    "granitemoe": {"logits_scaling": 8.0, "embedding_multiplier": 12.0},
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 4, "num_hidden_layers": 16},
+    "qwen2_5_vl": {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+}
+OFTEN = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "glm4", "phi3", "deepseek_v3"),
+    *("cohere", "granite"),
+)
+OTHERS = (
+    *("mixtral", "ministral", "ministral3", "qwen2_moe", "qwen3_moe", "qwen3_next", "gemma", "gemma4_text", "glm"),
+    *("glm4_moe", "glm4_moe_lite", "phi", "phimoe", "deepseek_v2", "deepseek_v32", "olmo", "olmo2", "olmo3", "olmoe"),
+    *("flex_olmo", "cohere2", "granitemoe", "granitemoeshared", "smollm3", "stablelm", "starcoder2", "ernie4_5"),
+    *("ernie4_5_moe", "hunyuan_v1_dense", "hunyuan_v1_moe", "exaone4", "exaone_moe", "seed_oss", "arcee", "apertus"),
+    *("minimax_m2", "opt", "gpt_neox", "lfm2", "jamba", "falcon_h1", "helium", "vaultgemma", "persimmon"),
+    *("hyperclovax", "afmoe", "nanochat", "solar_open", "cwm", "bitnet", "jais2", "mellum", "diffllama", "jetmoe"),
+    *("biogpt", "glm_moe_dsa", "youtu", "qwen3_5_text", "qwen3_5", "qwen3_vl", "qwen3_vl_moe"),
+)
+# The first check that fails, and a part of its sentence.
+NOT = {
+    "gpt2": (LAYERS, "'GPT2Model' object has no attribute 'layers'"),
+    "falcon": (LAYERS, "'FalconModel' object has no attribute 'layers'"),
+    "bloom": (LAYERS, "'BloomModel' object has no attribute 'layers'"),
+    "mpt": (LAYERS, "'MptModel' object has no attribute 'layers'"),
+    "llama4_text": (LAYERS, "has no attribute 'layers'"),
+    "gptj": (LAYERS, "'GPTJModel' object has no attribute 'layers'"),
+    "longcat_flash": (LAYERS, "28 layers, and 4 by its config"),
+    "minimax": (PADDING, "MiniMax uses cache of its own"),
+    "granitemoehybrid": (BLOCKS, "its cache cannot be put back to where it was before a verification"),
+    "nemotron_h": (BLOCKS, "of the largest value"),
+    "recurrent_gemma": (PADDING, "of the largest value"),
+    "doge": (LAYERS, "of the largest value"),
+}
+
+
+def config_of(kind: str) -> dict[str, Any]:
+    """The default config of a type, as a complete config.json."""
+    made = AutoConfig.for_model(kind, **PUBLISHED.get(kind, {}))
+    return with_defaults(json.loads(json.dumps(made.to_dict())))
