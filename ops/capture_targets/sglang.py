@@ -18,7 +18,7 @@ from dsl.errors import ConfigError, DataError
 from ops.artifacts import TargetModel
 from ops.capture_targets.backend import States
 from ops.capture_targets.op import CaptureTargets, default_batch_tokens
-from ops.capture_targets.sglang_targets import check_config
+from ops.capture_targets.sglang_targets import capture_note, check_config
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.sglang.layers import Recipe
 from ops.lib.sglang.process import context_length
@@ -42,6 +42,7 @@ class LoadingStage(Protocol):
     def world_size(self) -> int: ...
     @property
     def device(self) -> str: ...
+    def info(self, text: str) -> None: ...
 
 
 @define(eq=False)
@@ -59,7 +60,7 @@ class SglangBackend:
         Raises ConfigError for server arguments that SGLang rejects, and for ranks that cannot share the target evenly.
         """
         target: TargetModel = stage.inputs["target"]
-        check_target(target, config)
+        stage.info(check_target(target, config))
         given = config.server_args or {}
         longest = longest_sample(readers)
         trust = trusts_own_code(target.path / "model", target_info(target))
@@ -128,9 +129,11 @@ def check_length(longest: Longest, limit: int, what: str) -> None:
         )
 
 
-def check_target(target: TargetModel, options: CaptureTargets) -> None:
-    """Check that SGLang can capture a target with these options. Raises DataError and ConfigError as `check_config`."""
-    check_config(read_config(target.path / "model"), options)
+def check_target(target: TargetModel, options: CaptureTargets) -> str:
+    """Check that SGLang can capture a target with these options, and say how. Raises as `check_config`."""
+    config = read_config(target.path / "model")
+    check_config(config, options)
+    return capture_note(config) or ""
 
 
 def group_store(stage: LoadingStage, tp_degree: int) -> dist.Store:

@@ -132,7 +132,9 @@ class _Class:
     def _asked(self, setter: ast.FunctionDef) -> Iterator[_Class | None]:
         """The classes of the attributes whose method of the same name the setter calls; None for one not found."""
         for node in ast.walk(setter):
-            if isinstance(node, ast.Call) and (match := re.fullmatch(rf"self\.(\w+)\.{SETTER}", ast.unparse(node.func))):
+            if isinstance(node, ast.Call) and (
+                match := re.fullmatch(rf"self\.(\w+)\.{SETTER}", ast.unparse(node.func))
+            ):
                 yield self._attribute(match[1])
 
     def _attribute(self, name: str) -> _Class | None:
@@ -163,9 +165,13 @@ def _defaults(init: ast.FunctionDef) -> Iterator[tuple[str, str]]:
 def _made(init: ast.FunctionDef, attribute: str) -> str | None:
     """The name of what `__init__` calls for self.ATTRIBUTE; None if it sets none by a call."""
     for node in ast.walk(init):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == f"self.{attribute}":
-            if isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
-                return node.value.func.id
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == f"self.{attribute}"
+            and isinstance(node.value, ast.Call)
+            and isinstance(node.value.func, ast.Name)
+        ):
+            return node.value.func.id
     return None
 
 

@@ -1,4 +1,6 @@
-"""Linear attention of Qwen3.5 and Qwen3-Next, and LFM2's convolution, in plain torch: what SGLang computes with triton kernels, token by token.
+"""Linear attention of Qwen3.5 and Qwen3-Next in plain torch: what SGLang computes with triton kernels, token by token.
+
+LFM2 takes the convolution alone, without an activation.
 
 The layer is a gated delta rule (arXiv 2412.06464): queries, keys and values pass a short causal convolution; then every
 value head keeps a matrix S [V, K], which forgets by a factor, and in which the value stored under the key is replaced:

@@ -1,4 +1,4 @@
-"""What Qwen3.5 and Qwen3-Next need: their linear-attention layers call triton kernels, and plain torch stands in for them.
+"""What Qwen3.5 and Qwen3-Next need: their linear attention calls triton kernels, and plain torch stands in for them.
 
 Each hook replaces functions of a module before anything imports them from it; gated_delta_rule says what they compute.
 Two of the modules lie in `fla` in SGLang 0.5.21, and in `linear` in 0.5.23.
