@@ -20,7 +20,6 @@ from ops.capture_targets.backend import States
 from ops.capture_targets.op import CaptureTargets, default_batch_tokens
 from ops.capture_targets.sglang_targets import capture_note, check_config
 from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.lib.sglang.layers import Recipe
 from ops.lib.sglang.process import context_length
 from ops.lib.sglang.runtime import SglangRuntime
 from ops.lib.target.checkpoint_files import trusts_own_code
@@ -50,7 +49,6 @@ class SglangBackend:
     """A backend that runs the target by SGLang in this process, or this rank's share of the target."""
 
     runtime: SglangRuntime
-    recipe: Recipe
 
     @classmethod
     def start(cls, config: CaptureTargets, stage: LoadingStage, readers: Mapping[str, TokenReader]) -> SglangBackend:
@@ -86,13 +84,13 @@ class SglangBackend:
             undo.callback(runtime.close)
             check_length(longest, runtime.pool_tokens, "what memory holds,")
             undo.pop_all()
-        return cls(runtime, config.recipe)
+        return cls(runtime)
 
     def forward(
         self, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
     ) -> list[States]:
         """The states of each sample, concatenated without padding into as many passes as necessary."""
-        captured = self.runtime.states(samples, layer_ids, final_hidden=final_hidden, recipe=self.recipe)
+        captured = self.runtime.states(samples, layer_ids, final_hidden=final_hidden)
         return [States(features_SF, final_SM) for features_SF, final_SM in captured]
 
     def any_rank(self, flag: bool) -> bool:

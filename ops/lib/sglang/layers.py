@@ -20,33 +20,26 @@ keeps the first part only, the last MLP's output. Here the layers that are captu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from dsl.errors import DataError
 from ops.lib.sglang.adapter import adapter
 from ops.lib.sglang.model_classes import EAGLE_SETTER, SETTER
 
-Recipe = Literal["dflash", "eagle3"]
 
-
-def set_layers_to_capture(model: Any, layer_ids: Sequence[int], num_layers: int, recipe: Recipe = "dflash") -> None:
+def set_layers_to_capture(model: Any, layer_ids: Sequence[int], num_layers: int) -> None:
     """Make SGLang's model keep the input of layer k+1 for each k of `layer_ids`, and of no other layer.
 
-    Calls the recipe's setter, or the other one if the model's class lacks it or it has no effect; both keep the same
-    states. Raises DataError for the last layer, whose id SGLang silently drops, for ids out of range, and for a model
-    with neither setter.
+    Calls the setter of DFLASH, for the layers of an EAGLE-3 draft too: DeepSeek's other one adds 1 only to ids that
+    begin with 1. Raises DataError for the last layer, whose id SGLang silently drops, for ids out of range, and for a
+    model without a setter.
     """
     beyond = [layer_id for layer_id in layer_ids if not 0 <= layer_id < num_layers - 1]
     if beyond:
         raise DataError(f"layers {beyond} cannot be captured from {num_layers} layers: use 0 to {num_layers - 2}")
     adapter().patch_setter(model)
     keep_no_layers(model)
-    setters = [getattr(model, SETTER, None), getattr(model, EAGLE_SETTER, None)]
-    name = type(model).__name__
-    if name.startswith("Qwen3_5") or name in WITHOUT_RESIDUAL:
-        # Inherited from Qwen3-VL: it fills a list, but Qwen3.5's decoder reads marks on the layers. Gemma 3's is wrong.
-        setters[1] = None
-    setter = next(filter(None, setters if recipe == "dflash" else reversed(setters)), None)
+    setter = getattr(model, SETTER, None)
     if setter is None:
         raise DataError(f"SGLang's {type(model).__name__} cannot keep the hidden states of its layers")
     setter(list(layer_ids))

@@ -68,14 +68,15 @@ def make_case(
     scale: float = 1,
     processor: dict[str, Any] | None = None,
     also: Callable[[Path], Sequence[TokenSample]] = lambda _checkpoint: (),
+    make: Callable[..., Path] = make_checkpoint,
     **sizes: Any,
 ) -> Case:
     """A target of a family, the prompts that it answers, and its drafts.
 
     scale: of the pictures. processor: fields of preprocessor_config.json. also: further prompts for this checkpoint,
-    whose answers the drafts learn too. sizes: fields of the model's config.
+    whose answers the drafts learn too. make: writes the checkpoint of a family. sizes: fields of the model's config.
     """
-    checkpoint = make_checkpoint(family, folder / "checkpoint", **sizes)
+    checkpoint = make(family, folder / "checkpoint", **sizes)
     if processor:
         file = checkpoint / "preprocessor_config.json"
         write_json(file, read_json(file) | processor)
