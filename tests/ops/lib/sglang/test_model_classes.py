@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from attrs import evolve
 
 from dsl.errors import DataError
@@ -142,7 +141,7 @@ def test_the_gate_says_which_class_serves_the_target_and_a_plan_refuses_to_requi
     assert "captures and serves it as its LlamaForCausalLM" in engine_sentence(gate, LLAMA)
     assert "so it serves no draft for it" in engine_sentence(gate, olmo)
     assert "was not checked" in engine_sentence(evolve(gate, live="off"), olmo)
-    target = TargetStated(info={}, digest="d", config=olmo)
+    target = TargetStated(config=olmo)
     draft_only = {"draft": None, "report": None, "target": target, "tokens": None}
     assert {} == conflicts(gate, draft_only)
     (mistake,) = conflicts(evolve(gate, live="required"), draft_only).values()
