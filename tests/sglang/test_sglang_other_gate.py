@@ -110,7 +110,11 @@ def test_the_gate_names_an_embedding_that_sglang_scales_and_the_training_did_not
     )
     said = told(live(case, attrs.evolve(case.drafts["noisy"], path=plain)))
     print(said)
-    assert "embed" in said
+    assert (
+        "features and positions are correct, but the draft was trained with rows of the target's embedding times 1"
+        in said
+    )
+    assert "SGLang would embed its tokens by rows times 8" in said
 
 
 def test_a_target_whose_class_keeps_no_states_skips_the_live_stage_by_name(cases, tmp_path):
