@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from dflash_cases import NEW_TOKENS, Case, changed, make_case
+from dflash_cases import NEW_TOKENS, NOISE, Case, changed, make_case
 from fake_stage import FakeStage
 from other_targets import CASES, other_checkpoint
 
@@ -42,8 +42,11 @@ def cases(tmp_path_factory):
     made: dict[str, Case] = {}
 
     def case(kind: str) -> Case:
+        noise = 0.4 if kind.startswith("gemma") else NOISE
         if kind not in made:
-            made[kind] = make_case(kind, tmp_path_factory.mktemp(kind), images=False, make=other_checkpoint)
+            made[kind] = make_case(
+                kind, tmp_path_factory.mktemp(kind), images=False, make=other_checkpoint, noise=noise
+            )
         return made[kind]
 
     return case
