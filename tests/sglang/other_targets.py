@@ -95,10 +95,10 @@ CASES: dict[str, Case] = {
         published={"full_attention_interval": 4},
         tolerance=2.5e-4,
     ),
-    # SGLang keeps the two numbers of its activation in bfloat16, so the test rounds the checkpoint's.
-    "apertus": Case(slow=True),
+    # SGLang keeps the two numbers of its activation in bfloat16.
+    "apertus": Case(tolerance=3e-3, slow=True),
 }
-IN_BFLOAT16 = (".sinks", ".alpha_p", ".alpha_n", ".beta", ".eps")  # ends of names of what SGLang rounds
+IN_BFLOAT16 = (".sinks",)  # ends of names of what SGLang rounds, and the checkpoint has in float32
 
 
 def other_checkpoint(kind: str, folder: Path, **fields: Any) -> Path:

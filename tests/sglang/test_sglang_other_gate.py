@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import attrs
 import pytest
-from dflash_cases import NEW_TOKENS, NOISE, Case, changed, make_case
+from dflash_cases import LAYERS, NEW_TOKENS, NOISE, Case, changed, make_case
 from fake_stage import FakeStage
 from other_targets import CASES, other_checkpoint
+from sglang.srt.models.gemma3_causal import Gemma3ForCausalLM
 
 from dsl.finding import block
 from dsl.op import Ref
@@ -18,21 +19,9 @@ from ops.check_export.served_prompts import Prompt
 from ops.evaluate.statistics import acceptance_length
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.backbone.contract import embedding_warnings
-from ops.lib.sglang import layers
-from ops.lib.sglang.layers import EAGLE_SETTER, SETTER
+from ops.lib.sglang.model_classes import EAGLE_SETTER, SETTER
 
-SERVED = (
-    "llama",
-    "gemma3_text",
-    "gpt_oss",
-    "qwen2",
-    "gemma4_text",
-    "deepseek_v3",
-    "glm4_moe_lite",
-    "lfm2",
-    "qwen3_next",
-)
-QUICK = ("llama", "gemma3_text")
+SERVED = ("llama", "gemma3_text")
 REFS = {name: Ref(name) for name in ("draft", "target", "tokens", "report")}
 
 
@@ -77,9 +66,7 @@ def told(result) -> str:
     return "\n".join(map(block, result.mistakes))
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in SERVED]
-)
+@pytest.mark.parametrize("kind", SERVED)
 def test_accepted_lengths_of_every_step_are_those_of_evaluate(cases, live, kind, capsys):
     case = cases(kind)
     result = live(case, case.drafts["noisy"])
@@ -94,15 +81,10 @@ def test_accepted_lengths_of_every_step_are_those_of_evaluate(cases, live, kind,
 def test_the_gate_names_features_without_their_residual(cases, live, monkeypatch):
     """Gemma 3 as SGLang itself would serve it, if it took EAGLE-3's method for DFLASH's."""
     case = cases("gemma3_text")
-    result = live(case, case.drafts["noisy"])
-    assert () == result.mistakes
-    from sglang.srt.models.gemma3_causal import Gemma3ForCausalLM
-
-    monkeypatch.setattr(Gemma3ForCausalLM, SETTER, getattr(Gemma3ForCausalLM, EAGLE_SETTER))
-    assert layers._keep_sums is not getattr(Gemma3ForCausalLM, SETTER)
+    monkeypatch.setattr(Gemma3ForCausalLM, SETTER, getattr(Gemma3ForCausalLM, EAGLE_SETTER), raising=False)
     said = told(live(case, case.drafts["noisy"]))
-    print(said)
-    assert "feature" in said
+    for layer_id in LAYERS:
+        assert f"the draft gets states for layer {layer_id} that differ by" in said
 
 
 def test_the_gate_names_an_embedding_that_sglang_scales_and_the_training_did_not(cases, live, tmp_path):
@@ -112,7 +94,6 @@ def test_the_gate_names_an_embedding_that_sglang_scales_and_the_training_did_not
         embedding_warnings(read_json(plain / "config.json"), read_json(case.checkpoint / "config.json"))
     )
     said = told(live(case, attrs.evolve(case.drafts["noisy"], path=plain)))
-    print(said)
     assert (
         "features and positions are correct, but the draft was trained with rows of the target's embedding times 1"
         in said
