@@ -47,7 +47,7 @@ ONE_BY_ONE = 1  # a budget of one token: every batch has one sample
 
 @frozen
 class Shapes:
-    """Shapes of random samples for a target: its vocabulary, and its images."""
+    """The shapes of random samples for a target: the size of its vocabulary, and its images."""
 
     vocabulary: int = VOCABULARY
     vision_start_id: int = IMAGE_TOKEN + 1
@@ -134,7 +134,10 @@ def small_target(hidden: int, layers: int) -> Target:
 def make_samples(
     count: int, lengths: Sequence[int], images: Sequence[bool], shapes: Shapes | None = None
 ) -> list[TokenSample]:
-    """Random tokens of lengths between the two; `images`, repeated: which samples begin with an image."""
+    """Make random samples, with lengths between the two given.
+
+    images: whether a sample begins with an image; the list is repeated over the samples.
+    """
     shapes = shapes or Shapes()
     generator = torch.Generator().manual_seed(1)
     shortest, longest = lengths
@@ -162,7 +165,7 @@ def make_samples(
 
 
 def write_tokens(folder: Path, samples: Sequence[TokenSample]) -> TokenReader:
-    """The parts of a TokenShards artifact that capture reads."""
+    """Write samples as a token shard, with what capture reads of a TokenShards artifact; returns a reader of it."""
     folder.mkdir()
     shard = "train-00000.safetensors"
     write_token_shard(folder / shard, samples, PATCH_DIM)
@@ -184,7 +187,9 @@ def write_tokens(folder: Path, samples: Sequence[TokenSample]) -> TokenReader:
 
 
 def measure(target: Target, reader: TokenReader, batch_tokens: int | None, rounds: int, folder: Path) -> dict[str, Any]:
-    """Tokens per second of all rounds, their ratio, and the largest difference between the sides' features."""
+    """Measure both sides: tokens per second in each round, their ratio, and the largest difference of their
+    features.
+    """
     layer_ids = tuple(range(1, target.num_layers - 2))[:5]
     (plan,) = plan_shards("train", reader, sum(record["tokens"] for record in reader.records))
     config, backend = CaptureTargets(tokens=Ref("tokens"), target=Ref("target")), HuggingFaceBackend(target)

@@ -76,7 +76,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(checkpoint: Path, device: str, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Every round's tokens per second of each side, for each kind of samples that the target supports."""
+    """Measure tokens per second of each side in every round, for each kind of samples that the target supports."""
     family = family_of(AutoConfig.from_pretrained(checkpoint).to_dict())
     layer_ids = spread_layers(family.text_config["num_hidden_layers"], arguments.layers)
     shapes = shapes_of(family, arguments.grid)
@@ -119,7 +119,7 @@ def in_batches(samples: Sequence[TokenSample], batch_tokens: int) -> list[list[T
 def speeds_of(
     sides: dict[str, Callable[[Sequence[TokenSample]], object]], batches: Batches, rounds: int
 ) -> dict[str, list[float]]:
-    """Tokens per second of each round."""
+    """Tokens per second of each side, one value per round."""
     tokens = sum(len(sample.input_ids) for part in batches for sample in part)
 
     def run(side: Callable[[Sequence[TokenSample]], object]) -> float:
@@ -134,7 +134,7 @@ def speeds_of(
 
 
 def shapes_of(family: Family, grid: Sequence[int]) -> Shapes:
-    """The shapes of random samples for this target."""
+    """The shapes of random samples for a target of this family. grid: height and width of an image in patches."""
     vocabulary = int(family.text_config["vocab_size"])
     if not isinstance(family, VisionFamily):
         return Shapes(vocabulary=vocabulary)

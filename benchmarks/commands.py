@@ -89,7 +89,7 @@ def main() -> None:
 def _rows(
     sides: Mapping[str, Path], top: Path, nodes: int, skip_tiny: bool
 ) -> dict[str, Callable[[str], dict[str, float]]]:
-    """Each row's measurement of a side; what it needs is made here, unmeasured."""
+    """The table's rows: title -> a function that measures the row for a side. What a measurement needs is made here."""
     (top / "empty_ops.py").write_text(OPS)
     chain = [f'[node.n{i}]\nop = "nothing"\n' + (f'before = "@n{i - 1}"\n' if i else "") for i in range(nodes)]
     (top / "chain.toml").write_text(HEAD + "".join(chain))
@@ -123,7 +123,7 @@ def _rows(
 
 
 def _measured(checkout: Path, *arguments: str, cwd: Path) -> dict[str, float]:
-    """`dflow ARGUMENTS` by the code of a checkout. Raises RuntimeError with the end of its output where it fails."""
+    """Measure `dflow ARGUMENTS` with a checkout's code. Raises RuntimeError with the end of its output if it fails."""
     command = [sys.executable, "-c", "import sys; from executor.cli import main; sys.exit(main())", *arguments]
     environment = {**os.environ, "PYTHONPATH": f"{checkout}:{cwd}", "PYTHONSAFEPATH": "1"}
     output = cwd / "output.txt"

@@ -13,19 +13,19 @@ PROBE = "from speculators.models.dflash import core"
 
 
 def default_folder() -> Path:
-    """dflow/speculators-0.9.0 in the user's cache."""
+    """The default folder of the environment: dflow/speculators-0.9.0 in the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "dflow" / SPECULATORS.replace("==", "-")
 
 
 def interpreter(folder: Path) -> Path | None:
-    """The environment's Python, or None if it is not installed."""
+    """The Python interpreter of the environment in a folder, or None if it is not installed."""
     installed = any(folder.glob("lib/python*/site-packages/speculators/models/dflash/core.py"))
     return folder / "bin" / "python" if installed else None
 
 
 def install(folder: Path) -> None:
-    """Make the environment; a few minutes, about 1 GB. Raises CalledProcessError if pip fails.
+    """Create the environment in a folder, which takes a few minutes and 1 GB. Raises CalledProcessError if pip fails.
 
     torchvision and torchaudio, which speculators requires but its DFlash model does not use, are uninstalled: the
     published wheels are CUDA builds, and transformers fails to import beside them on a CPU torch.

@@ -101,7 +101,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def from_run(arguments: argparse.Namespace) -> Case:
-    """Test prompts of a run, of each category in turn."""
+    """The case of a run's artifacts: its target, its draft, and test prompts of each category in turn."""
     reader = TokenReader(TokenShards(arguments.tokens, "benchmark"), "test")
     seen: Counter[str] = Counter()
     turns = []
@@ -114,7 +114,7 @@ def from_run(arguments: argparse.Namespace) -> Case:
 
 
 def random_case(arguments: argparse.Namespace) -> Case:
-    """Random weights and prompts, half of them with an image; one token in 40 ends an answer."""
+    """A case with random weights and prompts, half of them with an image; one token in 40 ends an answer."""
     target = small_target(arguments.hidden, arguments.layers)
     with torch.no_grad():  # large enough that answers do not repeat
         for weight in target.model.parameters():
@@ -144,12 +144,12 @@ def random_case(arguments: argparse.Namespace) -> Case:
 
 
 def _dtype(device: str) -> torch.dtype:
-    """bfloat16 on a GPU, float32 on a CPU."""
+    """The dtype to decode in: bfloat16 on a GPU, float32 on a CPU."""
     return torch.bfloat16 if device == "cuda" else torch.float32
 
 
 def seconds_of(decode: Side, device: str) -> float:
-    """CPU seconds, or on a GPU wall-clock seconds until it is idle."""
+    """Measure one decoding: CPU seconds, or on a GPU wall-clock seconds until it is idle."""
     if device == "cpu":
         start = time.process_time()
         decode()
@@ -162,7 +162,7 @@ def seconds_of(decode: Side, device: str) -> float:
 
 
 def sides_of(case: Case, kind: str, new_tokens: int, batches: Sequence[int]) -> dict[int | None, Side]:
-    """The sides, by the number of prompts in a batch; None: the references."""
+    """The functions to measure, by the number of prompts in a batch; None: the references, one prompt at a time."""
     settings = DecodeSettings(new_tokens)
 
     def single() -> list[Decoded]:
@@ -180,7 +180,7 @@ def sides_of(case: Case, kind: str, new_tokens: int, batches: Sequence[int]) -> 
 
 
 def difference(single: Decoded, batched: Decoded) -> list[float]:
-    """The margin at the first token that differs; empty if none does."""
+    """The margin between the two best logits at the first token that differs; empty if no token differs."""
     places = range(min(len(single.tokens), len(batched.tokens)))
     return [single.margins[place] for place in places if single.tokens[place] != batched.tokens[place]][:1]
 

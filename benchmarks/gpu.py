@@ -58,8 +58,11 @@ OUTCOME = re.compile(r"^\[gw\d+\].*? (PASSED|FAILED|ERROR|SKIPPED) (\S.*?)\s*$",
 
 @dataclass(frozen=True)
 class Part:
-    """A module to run. limit: seconds. needs: a package, without which it is skipped. writes_file: its figures go into
-    the file of --json, not into its last line. log: gets what pytest prints, from which its figures are read."""
+    """A part of the benchmark: a module that runs in a process of its own.
+
+    limit: seconds. needs: a package, without which it is skipped. writes_file: its figures are written to the file of
+    --json, not printed in its last line. log: receives pytest's output, from which the figures are read.
+    """
 
     name: str
     module: str
@@ -74,7 +77,10 @@ Start = Callable[[Part, float], dict[str, Any]]
 
 
 def main(argv: Sequence[str] | None = None, start: Start | None = None) -> int:
-    """start: runs a part within a number of seconds and returns its entry in the figures; see `in_process`."""
+    """Run the parts of the command line, write their figures, and return the exit code.
+
+    start: runs a part within a number of seconds and returns its entry in the figures; see `in_process`.
+    """
     arguments = _arguments(argv)
     figures = Figures(arguments, start or in_process)
     beside, alone = (
@@ -93,7 +99,7 @@ def main(argv: Sequence[str] | None = None, start: Start | None = None) -> int:
 
 
 class Figures:
-    """What was found so far, which both files hold after every part. Used by several threads."""
+    """The figures so far, as gpu.json and gpu.md hold them after every part. Used by several threads."""
 
     def __init__(self, arguments: argparse.Namespace, start: Start) -> None:
         self.start, self.out = start, arguments.out
@@ -103,7 +109,7 @@ class Figures:
         self.lock = threading.Lock()
 
     def measure(self, part: Part, until: float = float("inf")) -> None:
-        """until: seconds of the budget after which it is late, whatever its own limit is."""
+        """Run a part and save its figures. until: seconds of the budget after which the part is late in any case."""
         remaining = min(until, self.budget) - (time.time() - self.began)
         entry = run_part(part, min(self.patience * part.limit, remaining), self.start)
         with self.lock:
@@ -115,7 +121,7 @@ class Figures:
 
 
 def parts_of(device: str, tiny: bool, out: Path) -> tuple[list[Part], list[Part]]:
-    """Those that run beside each other, and those that run alone, the most important first.
+    """The parts that run beside each other, and those that run alone, the most important first.
 
     The sum of all limits exceeds the budget, which ends the last ones.
     """
@@ -162,7 +168,9 @@ def parts_of(device: str, tiny: bool, out: Path) -> tuple[list[Part], list[Part]
 
 
 def tests(device: str, log: Path) -> Part:
-    """The tests that compute on a device, dealt one by one; names are printed, so that a late run shows what passed."""
+    """The part that runs a device's tests, dealt one by one; names are printed, so that a late run shows what
+    passed.
+    """
     options = ("-m", "gpu", f"--device={device}", "-vv", "-rfEs", "--durations=12", "-p", "no:cacheprovider")
     options += (f"--numprocesses={TESTS[device]}", "--dist=load", "--timeout=150", f"--rootdir={ROOT}")
     options += (f"--ignore={ROOT / 'tests/sglang'}", str(ROOT / "tests"))  # where this was called is anywhere
@@ -170,7 +178,7 @@ def tests(device: str, log: Path) -> Part:
 
 
 def run_part(part: Part, limit: float, start: Start) -> dict[str, Any]:
-    """The part's entry: its status (done, failed, timed out, skipped), seconds, and its figures or the reason."""
+    """Run a part; returns its status (done, failed, timed out, skipped), seconds, and figures or the reason."""
     if part.needs is not None and installed_version(part.needs) is None:
         return {"status": "skipped", "seconds": 0.0, "why": f"{part.needs} is not installed"}
     if limit <= 0:
@@ -181,7 +189,7 @@ def run_part(part: Part, limit: float, start: Start) -> dict[str, Any]:
 
 
 def in_process(part: Part, limit: float) -> dict[str, Any]:
-    """Run a part as a process, which is killed at the limit with its children."""
+    """Run a part as a process that is killed with its children at the limit, in seconds; returns its entry."""
     threads = TEST_THREADS if part.log else int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
     with tempfile.TemporaryDirectory() as folder:
         file, log = Path(folder) / "figures.json", part.log or Path(folder) / "output"
@@ -213,14 +221,14 @@ def in_process(part: Part, limit: float) -> dict[str, Any]:
 
 
 def figures_of(printed: str, file: Path | None) -> Any:
-    """A part's figures: the content of its file, or its last line that is a JSON object; None: it printed none."""
+    """A part's figures: the content of its file, or its last line that is a JSON object; None if it printed none."""
     if file is not None:
         return json.loads(file.read_text())
     return json.loads(next((line for line in reversed(printed.splitlines()) if line.startswith("{")), "null"))
 
 
 def outcomes(printed: str) -> dict[str, Any]:
-    """How many tests passed, were skipped and failed, by what pytest printed so far, and which failed."""
+    """The numbers of passed, skipped and failed tests in pytest's output so far, and the names of the failed ones."""
     found = OUTCOME.findall(printed)
     counts = Counter(outcome for outcome, _ in found)
     failed = sorted({name for outcome, name in found if outcome in ("FAILED", "ERROR")})
@@ -241,7 +249,7 @@ def commit() -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replaces the file atomically."""
+    """Replace a file's content atomically."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(text)
     fresh.replace(path)

@@ -18,7 +18,7 @@ _table = partial(table, aligned=False)
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """All figures; parts without figures are listed with the reason."""
+    """The Markdown page of all figures; parts without figures are listed with the reason."""
     figures = {name: entry["figures"] for name, entry in found["parts"].items() if "figures" in entry}
     sections = ["# Figures of one GPU", _head(found, figures.get("machine"))]
     for title, text in (
@@ -192,12 +192,12 @@ def _parts(found: Mapping[str, Any]) -> str:
 
 
 def _escaped(rows: Rows) -> Rows:
-    """As cells of a table."""
+    """The rows with `|` escaped, so that every text stays one cell of a table."""
     return [[cell.replace("|", "\\|") for cell in row] for row in rows]
 
 
 def reason(entry: Mapping[str, Any]) -> str:
-    """Why a part has no figures, with its last line of output; empty for one with figures."""
+    """The reason why a part has no figures, with its last line of output; empty for one with figures."""
     last = entry.get("output", "").strip().splitlines()[-1:]
     return ": ".join(filter(None, [entry.get("why", ""), *last]))
 

@@ -12,10 +12,10 @@ ALGORITHMS = ("dflash", "dspark", "dflash2")
 
 
 def step_sizes(tiny: bool, context: int) -> dict[str, int]:
-    """Everything that decides a training step, by the names of the sides' options."""
+    """The sizes that decide a training step, by the names of the sides' options."""
     return {"context": context, "anchors": TINY_ANCHORS if tiny else ANCHORS, **(TINY if tiny else QWEN3_8B)}
 
 
 def contexts(tiny: bool) -> tuple[int, ...]:
-    """The lengths that steps are timed at; every side at the first one."""
+    """The context lengths at which steps are timed; every side is timed at the first one."""
     return TINY_CONTEXTS if tiny else CONTEXTS

@@ -33,7 +33,10 @@ def in_rounds(
     shown: Callable[[Outcome], str] | None = None,
     title: str = "",
 ) -> dict[Name, list[Outcome]]:
-    """The outcomes of every side, one per round. shown: the text to print for an outcome as soon as it is known."""
+    """Run every side once per round; returns the outcomes of each side, one per round.
+
+    shown: the text to print for an outcome as soon as it is known.
+    """
     order, found = list(sides), {name: [] for name in sides}
     for index in range(rounds):
         start = index % len(order)
@@ -45,13 +48,13 @@ def in_rounds(
 
 
 def median_ratio(above: Iterable[float], below: Iterable[float]) -> float:
-    """Median over the rounds of one side's figure over another's, taken within each round."""
+    """The median over the rounds of one side's figure over another's, divided within each round."""
     return statistics.median(first / max(second, 1e-9) for first, second in zip(above, below, strict=True))
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Figures by side, one mapping per round."""
+    """The figures of each side, one mapping per round."""
 
     figures: dict[str, list[dict[str, Any]]]
 
@@ -67,7 +70,7 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Side:
-    """A column of the table: a module of benchmarks.sides, its options, the interpreter that runs it."""
+    """A measured side: a module of benchmarks.sides, its options, and the interpreter that runs it."""
 
     name: str
     module: str
@@ -76,10 +79,10 @@ class Side:
 
 
 def run_side(side: Side, options: Sequence[str]) -> dict[str, Any]:
-    """The figures that a fresh process prints as its last line.
+    """Run a side in a fresh process, and read the figures that it prints as its last line.
 
-    It has one thread, and its environment does not change the allocator. Raises RuntimeError with the end of its
-    output if it fails.
+    It has one thread, and its environment does not change the allocator. Raises RuntimeError with the end of its output
+    if it fails.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ALLOCATORS)}
     command = [str(side.python), "-m", side.module, *options, *side.options]
@@ -97,7 +100,7 @@ def installed_version(package: str) -> str | None:
 
 
 def resident(line: str) -> int:
-    """Bytes of a line of /proc/self/status: VmRSS is the resident set, VmHWM its peak since `reset_peak`."""
+    """The bytes in a line of /proc/self/status: VmRSS is the resident set, VmHWM its peak since `reset_peak`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(each.split()[1]) * 1024 for each in lines if each.startswith(f"{line}:"))
 
@@ -116,13 +119,13 @@ def parser(description: str | None, rounds: int | None = None) -> argparse.Argum
 
 
 def save_figures(path: Path | None, figures: Any) -> None:
-    """Writes the file of --json, if given."""
+    """Write the figures to the file of --json, if given."""
     if path is not None:
         path.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def table(rows: Sequence[Sequence[str]], *, aligned: bool = True) -> str:
-    """Rows of cells as a Markdown table, the first row as its head. aligned: for a terminal."""
+    """A Markdown table of rows of cells, the first row as its head. aligned: pad the cells, for a terminal."""
     widths = [max(len(row[column]) for row in rows) if aligned else 0 for column in range(len(rows[0]))]
     rule = ["-" * (width or 3) for width in widths]
     lines = [" | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
@@ -130,5 +133,5 @@ def table(rows: Sequence[Sequence[str]], *, aligned: bool = True) -> str:
 
 
 def verdict(holds: bool) -> str:
-    """Whether a goal was reached, as a cell of a table."""
+    """A table's cell that says whether a goal was reached."""
     return "holds" if holds else "missed"

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def tables(contexts: Sequence[int] = CONTEXTS, degrees: Sequence[int] = DEGREES, anchors: int = ANCHORS) -> str:
-    """Memory in GiB and FLOPs of a rank, and what it sends, in Markdown."""
+    """The Markdown tables of a rank's memory in GiB, its FLOPs, and what it sends in MiB."""
     rows = [["context", "P", "exchange", *PARTS, "sum", "TFLOP of a rank"]]
     for context in contexts:
         for degree in degrees:
@@ -67,9 +67,10 @@ def tables(contexts: Sequence[int] = CONTEXTS, degrees: Sequence[int] = DEGREES,
 def rank_memory(
     draft: DraftConfig, *, context: int, anchors: int, degree: int, exchange: str, ranks: int, item_size: int = 2
 ) -> dict[str, int]:
-    """Bytes of each part on one rank, all of its anchors in one chunk. exchange: "alone", "gather" or "ulysses".
+    """The bytes of each part on one rank, with all of its anchors in one chunk. exchange: "alone", "gather" or
+    "ulysses".
 
-    ranks: that FSDP2 shards the draft over, those of other rows included.
+    ranks: the number that FSDP2 shards the draft over, including those of other dp rows.
     """
     weights, layers, size = draft_parameters(draft), draft.num_hidden_layers, item_size
     C = 2 * draft.num_key_value_heads * draft.head_dim
@@ -90,7 +91,7 @@ def rank_memory(
 
 
 def block_bytes(draft: DraftConfig, slots: int, item_size: int) -> int:
-    """What blocks keep for their backward in all layers, and the widest step of one layer's backward."""
+    """The bytes that blocks keep for their backward in all layers, and the largest step of one layer's backward."""
     M, W, D = draft.hidden_size, draft.intermediate_size, draft.head_dim
     queries, kv = draft.num_attention_heads * D, draft.num_key_value_heads * D
     kept = draft.num_hidden_layers * (4 * M + 3 * queries + 3 * kv + 4 * W)
@@ -98,7 +99,10 @@ def block_bytes(draft: DraftConfig, slots: int, item_size: int) -> int:
 
 
 def head_bytes(draft: DraftConfig, slots: int, item_size: int) -> int:
-    """A tile of logits (ops/lib/drafts/losses/head.py) with its copy in a narrower dtype, and the rows of sums."""
+    """The bytes of the loss: a tile of logits with its copy in a narrower dtype, and the rows of sums.
+
+    See ops/lib/drafts/losses/head.py.
+    """
     rows = min(HEAD_TILE, slots)
     copy = item_size if item_size < MASTER else 0
     logits = rows * min(HEAD_TILE, draft.vocab_size) * (MASTER + copy)
@@ -106,12 +110,12 @@ def head_bytes(draft: DraftConfig, slots: int, item_size: int) -> int:
 
 
 def attended_share(exchange: str, kv_heads: int, degree: int) -> Fraction:
-    """The part of the context's keys and values, over all heads, that a rank attends to: 1, or E / (G P)."""
+    """The share of the context's keys and values, over all heads, that a rank attends to: 1, or E / (G P)."""
     return Fraction(math.lcm(kv_heads, degree), kv_heads * degree) if exchange == "ulysses" else Fraction(1)
 
 
 def rank_flops(draft: DraftConfig, *, context: int, anchors: int, degree: int) -> float:
-    """FLOPs of a rank, with anchors spread evenly over the context and a weight for every slot but the anchor's."""
+    """The FLOPs of a rank, for anchors spread evenly over the context and a weight for every slot except slot 0."""
     seen, weighted = anchors * context // 2, anchors * (draft.block_size - 1)
     return step_flops(draft, context, anchors, seen, weighted) / degree
 
@@ -124,7 +128,10 @@ def _memory_row(context: int, degree: int, exchange: str, anchors: int) -> list[
 
 
 def _sent_row(context: int, degree: int, anchors: int) -> list[str]:
-    """By exchange for all layers; "feature" would send the projected feature once."""
+    """A table row of the MiB that a rank sends for all layers, by exchange.
+
+    The column "feature" is for sending the projected feature once instead.
+    """
     draft = QWEN3_8B
     sizes = {
         "context": context,

@@ -21,9 +21,9 @@ CHINESE = (
 
 
 def conversation(index: int, words: int, kind: str = "text") -> tuple[str, str]:
-    """A question, and an answer of this many words of the prose, from a different place for each index.
+    """A question and an answer of `words` words of prose, from a different place for each index.
 
-    kind: "emoji" has some emoji, "chinese" is this many Chinese characters with some emoji.
+    kind: "emoji" adds some emoji; "chinese" gives as many Chinese characters, with some emoji.
     """
     first = index * 37 % (len(WORDS) - words)
     if kind == "chinese":
@@ -38,7 +38,7 @@ def conversation(index: int, words: int, kind: str = "text") -> tuple[str, str]:
 
 
 def write_jsonl(file: Path, samples: int, words: int) -> None:
-    """A data set in which every tenth sample has an image of its own."""
+    """Write a data set in which every tenth sample has an image of its own."""
     with file.open("w", encoding="utf-8") as lines:
         for index in range(samples):
             question, answer = conversation(index, words)
@@ -50,7 +50,7 @@ def write_jsonl(file: Path, samples: int, words: int) -> None:
 
 
 def image(index: int, file_format: str, size: tuple[int, int]) -> bytes:
-    """An image file of colours that change smoothly, a different one for each index."""
+    """An encoded image with a smooth gradient of colours, different for each index."""
     small = np.random.default_rng(index).integers(0, 256, (12, 16, 3), dtype=np.uint8)
     file = io.BytesIO()
     Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(file, format=file_format, quality=90)

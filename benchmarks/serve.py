@@ -21,21 +21,23 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 
 from attrs import frozen
 
 from benchmarks.harness import in_rounds, parser, save_figures, table
-from dsl.errors import DflowError, StoreError
+from dsl.errors import DflowError, ServerError, StoreError
 from executor.model_tools.engines import ENGINES
 from executor.model_tools.serve import EngineServer
 from executor.model_tools.served import ServedRun, find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store, store_path
 from executor.system.server import require_free_port, wait_until_ready
+from ops.lib.data.proxies import open_directly
 from ops.lib.sglang.serve_command import Address, DraftOption, launch_command, shell_line
 from ops.lib.sglang.version import installed_version, require_sglang
-from ops.tools.serve.chat import Answer, ChatPrompt, ask, flush_cache
+from ops.tools.serve.chat import Answer, ChatPrompt, ask
 
 WARM_UP = 4  # prompts before each concurrency, at most as many: graphs, caches, autotuning
 ON_A_CPU = [
@@ -47,7 +49,9 @@ ON_A_CPU = [
 
 @frozen
 class Batch:
-    """All prompts at one concurrency: wall-clock seconds, and the answers in the order of the prompts."""
+    """The result of sending all prompts at one concurrency: wall-clock seconds, and the answers in the prompts'
+    order.
+    """
 
     seconds: float
     answers: tuple[Answer, ...]
@@ -65,7 +69,7 @@ def compared(ours: Batch, alone: Batch) -> dict[str, float]:
     """The figures of a round at one concurrency, with the draft and without.
 
     tau counts as evaluate does, without the first token of each answer; spec_accept_length as SGLang does, all tokens
-    over verification steps. same_answers: those with the same text on both sides.
+    over verification steps. same_answers: the number of answers with the same text on both sides.
     """
     steps = max(1, sum(answer.steps for answer in ours.answers))
     pairs = zip(ours.answers, alone.answers, strict=True)
@@ -125,7 +129,7 @@ def measure(argv: Sequence[str] | None) -> int:
 def run_side(
     run: ServedRun, draft: DraftOption | None, options: argparse.Namespace, extra: Sequence[str]
 ) -> dict[int, Batch]:
-    """Start a server, and send all prompts at each concurrency."""
+    """Start a server with or without the draft, and send all prompts at each concurrency."""
     address = Address(port=options.port)
     command = launch_command(str(run.target), run.served, draft, address=address, extra=extra)
     print(shell_line(command, run.served.environment), flush=True)
@@ -145,12 +149,21 @@ def run_side(
     return found
 
 
+def flush_cache(url: str) -> None:
+    """Drop SGLang's cached prefixes of earlier prompts, once it is idle. Raises ServerError."""
+    try:
+        with open_directly(f"{url}/flush_cache?timeout=30", data=b"", timeout=60):
+            pass
+    except (OSError, HTTPException) as error:
+        raise ServerError(f"{url}/flush_cache: {error}") from error
+
+
 def _speeds(batches: dict[int, Batch]) -> str:
     return ", ".join(f"{batch.speed:,.0f} tokens/s at concurrency {size}" for size, batch in batches.items())
 
 
 def send(url: str, prompts: Sequence[ChatPrompt], concurrency: int, max_tokens: int) -> Batch:
-    """The answers to all prompts, with this many requests at a time."""
+    """Send all prompts, `concurrency` requests at a time, and return the answers with the time that they took."""
     with ThreadPoolExecutor(concurrency) as pool:
         started = time.perf_counter()
         answers = tuple(pool.map(lambda prompt: ask(url, prompt.messages, max_tokens), prompts))

@@ -37,7 +37,7 @@ from ops.train_dflash.run import train_dflash
 
 
 class CurveStage(FolderStage):
-    """Stops the training after `steps` steps, and keeps the pair (step, loss) of each."""
+    """A stage that stops the training after `steps` steps, and keeps the pair (step, loss) of each."""
 
     def __init__(self, folder: Path, inputs: Mapping[str, Any], rank: int, world_size: int, steps: int) -> None:
         super().__init__(folder, inputs, rank, world_size)
@@ -78,7 +78,7 @@ def main() -> int:
 
 
 def training(store: Store, run: str | None) -> tuple[TrainDflash, dict[str, Any]]:
-    """Config and input artifacts of a run's only node of train_dflash. Raises DflowError if they are missing."""
+    """Find a run's only train_dflash node: its config and input artifacts. Raises DflowError if they are missing."""
     record = find_record(store.records, run)
     graph, states = record.graph(), record.state.nodes
     nodes = [node for node in graph.nodes.values() if isinstance(node.config, TrainDflash)]
@@ -95,7 +95,7 @@ def training(store: Store, run: str | None) -> tuple[TrainDflash, dict[str, Any]
 
 
 def curve(config: TrainDflash, inputs: Mapping[str, Any], steps: int, ranks: int) -> list[float]:
-    """The loss of each of the first steps, trained by this many fresh processes, one thread each."""
+    """Train the first steps in `ranks` fresh processes with one thread each; returns the loss of each step."""
     with tempfile.TemporaryDirectory() as folder:
         # The server imports torch once for all; it never computes, so forking it is safe.
         multiprocessing.set_forkserver_preload(["ops.train_dflash.run"])
@@ -115,12 +115,12 @@ def one_rank(rank: int, config: TrainDflash, inputs: Mapping[str, Any], steps: i
 
 
 def differences(alone: Sequence[float], shared: Sequence[float]) -> list[float]:
-    """|shared - alone| / alone of every step."""
+    """The relative difference of the losses in every step, |shared - alone| / alone."""
     return [abs(theirs - ours) / ours for ours, theirs in zip(alone, shared, strict=True)]
 
 
 def draw(alone: Sequence[float], shared: Mapping[str, Sequence[float]], degree: int) -> Figure:
-    """All curves, and below them the relative difference of each from that of one process."""
+    """Draw all loss curves, and below them each one's relative difference from that of one process."""
     figure = Figure(figsize=(7, 5.5), layout="constrained")
     above, below = figure.subplots(2, sharex=True, height_ratios=(3, 2))
     steps = range(1, len(alone) + 1)

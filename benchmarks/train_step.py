@@ -44,8 +44,11 @@ EXPONENT = 0.1
 
 @frozen
 class Goals:
-    """Of one setting: times as factors against the dense reference and the floor, memory as a fraction of the dense
-    reference's. The stretch goal is one of the chunked step, with all three figures at once."""
+    """The goals of one setting.
+
+    Times are factors against the dense reference and the floor; memory is a fraction of the dense reference's. The
+    stretch goal is for the chunked step, and asks for all three figures at once.
+    """
 
     faster: float
     floor: float
@@ -98,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _save(side: str, saved: dict[str, Path]) -> list[str]:
-    """The option for the file that gets the gradients of the last round."""
+    """The option that names the file for the gradients of the last round."""
     return [f"--save={saved[side]}"] if side in saved else []
 
 
@@ -149,7 +152,7 @@ def _sides(arguments: argparse.Namespace) -> list[Side]:
 
 
 def _exactness(setting: str, saved: dict[str, Path], losses: dict[str, float]) -> list[dict[str, object]]:
-    """Relative differences of loss and gradients, each side against the dense reference and against float64."""
+    """Relative differences of loss and gradients, for each side against the dense reference and against float64."""
     rows = []
     for reference in (name for name in (DENSE, "float64") if name in losses):
         expected = load_file(saved[reference])
@@ -176,7 +179,7 @@ def _flat(arrays: dict[str, np.ndarray], names: dict[str, np.ndarray]) -> np.nda
 
 
 def _relative(array: np.ndarray, expected: np.ndarray) -> float:
-    """Norm of the difference over the norm of the expected."""
+    """The norm of the difference over the norm of the expected array."""
     difference = array.astype(np.float64) - expected.astype(np.float64)
     return float(np.linalg.norm(difference) / np.linalg.norm(expected.astype(np.float64)))
 
@@ -189,7 +192,9 @@ def _algorithms_figures(settings: Settings) -> str:
 
 
 def _algorithms_table(settings: Settings) -> str:
-    """Each algorithm beside plain DFlash, of ours and of speculators, and beside others' steps of the same one."""
+    """The Markdown table of each algorithm beside plain DFlash, ours and speculators', and beside other projects'
+    steps.
+    """
     rows = [["context / anchors", "compared", "seconds", "memory", "wanted", "holds"]]
     for (context, anchors), rounds in settings.items():
         pairs = [
@@ -276,7 +281,7 @@ def _exactness_table(rows: Sequence[dict[str, object]]) -> str:
 
 
 def _growth(settings: Settings) -> str:
-    """The growth of chunked memory with the number of anchors, between settings of the same context."""
+    """Lines on how chunked memory grows with the number of anchors, between settings of the same context."""
     known = [(*size, rounds.median(CHUNKED, "mib")) for size, rounds in settings.items() if CHUNKED in rounds.figures]
     lines = []
     for (context, few, before), (other, many, after) in itertools.pairwise(known):

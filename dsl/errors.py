@@ -8,6 +8,7 @@ DflowError                  the message says what was wrong, where, and what to 
 │   └── NotKnown            what an estimate needs is not there yet; nothing is wrong
 ├── TransientError          something outside failed that may work in a while, a busy server say: the node is retried
 ├── StoreError              the store cannot be used: newer layout, no locks, artifact gone or altered
+│   ├── UnknownName         a run, node or tag that the user named is not there, or the name fits several
 │   ├── LeaseLost           another process holds or took over the lease of a work folder
 │   └── DiskFull            nothing more can be written before space is freed; says where
 ├── NotTrusted              a store that the user neither made nor trusted would act for the user
@@ -32,7 +33,14 @@ class DflowError(Exception):
 
 
 class ConfigError(DflowError):
-    """A value of an op's config is of the wrong type or out of range."""
+    """Values of an op's config are of the wrong type or out of range.
+
+    mistakes: what is wrong, each by itself. head: what they are mistakes of; shown above them.
+    """
+
+    def __init__(self, *mistakes: str, head: str = "") -> None:
+        self.mistakes = mistakes
+        super().__init__("\n  ".join([f"{head}:", *mistakes]) if head else "\n".join(mistakes))
 
 
 class DataError(DflowError):
@@ -51,6 +59,10 @@ class StoreError(DflowError):
     """An artifact store that cannot be used, lacks the requested data, or finds it altered."""
 
 
+class UnknownName(StoreError):
+    """A mistake in a command: no run, node or tag has the name that the user gave, or several runs fit it."""
+
+
 class LeaseLost(StoreError):
     """An error: another process holds the lease on a work folder."""
 
@@ -60,7 +72,14 @@ class DiskFull(StoreError):
 
 
 class NotTrusted(DflowError):
-    """A refusal to run code, write or send for a store that the user neither made nor trusts."""
+    """A refusal to run code, write or send for what the user neither made nor trusts.
+
+    what: the reason without the advice.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        super().__init__(f"{what}; read it, then repeat the command with --trust")
 
 
 class StopRequested(DflowError):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from dsl.errors import ConfigError, shortened
 from dsl.launch import Launch
@@ -61,15 +61,14 @@ class PlanContext:
 
 @frozen
 class Amount:
-    """The amount of work in one series of `stage.progress`: in the trial run and in the full run, with its unit.
+    """The amount of work in one series of `stage.progress`: in the trial run and in the full run.
 
     fewest: the least work that the full run can have; less than `full` where it does more at once.
     """
 
     trial: float
     full: float
-    unit: str
-    fewest: float | None = None
+    fewest: float | None = field(default=None, kw_only=True)
 
     @property
     def growth(self) -> float:

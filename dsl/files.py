@@ -311,7 +311,7 @@ def write_json(path: Path, value: Any, *, durable: bool = False, in_one_line: bo
     replace_file(path, compact(value) if in_one_line else indented, durable=durable)
 
 
-def read_json(path: Path) -> Any:
+def read_json_or_none(path: Path) -> Any:
     """Read a JSON file; None where it does not exist. Raises ValueError for invalid JSON and for what is no
     plain file.
     """
@@ -325,10 +325,10 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
+def read_object_or_none(path: Path) -> dict[str, Any] | None:
     """Read the object in a JSON file; None where the file is missing, damaged, or holds anything else."""
     try:
-        value = read_json(path)
+        value = read_json_or_none(path)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

@@ -116,8 +116,9 @@ class Finding:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Finding:
-        """The finding that `to_json` wrote. Raises ValueError for any other data."""
-        if not all(isinstance(value, str) for value in data.values()) or data["level"] not in get_args(Level):
+        """The finding that `to_json` wrote. Raises ValueError for any other data, and for one that says nothing."""
+        is_text = all(isinstance(value, str) for value in data.values())
+        if not is_text or not data.get("what") or data.get("level") not in get_args(Level):
             raise ValueError("not a finding")
         where: Field | File | Node | None = None
         if "node" in data:
@@ -126,7 +127,7 @@ class Finding:
             where = File(data["file"], data.get("part", ""))
         elif "field" in data or "position" in data:
             where = Field(data.get("field", ""), Position(data["position"]) if "position" in data else None)
-        return cls(data.get("what", ""), where, data.get("advice", ""), data["level"], data.get("code", ""))
+        return cls(data["what"], where, data.get("advice", ""), data["level"], data.get("code", ""))
 
 
 def for_run(text: str, run: str) -> str:

@@ -140,10 +140,6 @@ class Launch:
         """The number of processes that report how they ended: ranks, or workers that share shards."""
         return max(self.world_size, self.shard_workers)
 
-    @property
-    def memory_bytes(self) -> int | None:
-        return None if self.memory is None else parsed_bytes(self.memory)
-
 
 @frozen(kw_only=True)
 class Machine:
@@ -159,9 +155,10 @@ class Machine:
     ray: str = attrs.field(default=OWN_CLUSTER, validator=_is_cluster)
     ray_without_authentication: bool = False
 
-    @property
-    def memory_bytes(self) -> int | None:
-        return None if self.memory is None else parsed_bytes(self.memory)
+
+def memory_bytes(table: Launch | Machine) -> int | None:
+    """The bytes of the table's `memory`; None where it is not set."""
+    return None if table.memory is None else parsed_bytes(table.memory)
 
 
 LAUNCH = "launch"  # the table of a node that says how it is started

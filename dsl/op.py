@@ -312,7 +312,7 @@ def op_of(config: object) -> OpSpec:
 
 
 def snake_case(name: str) -> str:
-    """`FinetuneVlm` -> `finetune_vlm`; `CaptureTargetsHF` -> `capture_targets_hf`."""
+    """The snake-case form of a class name: `FinetuneVlm` becomes `finetune_vlm`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 

@@ -148,7 +148,7 @@ def class_attributes(cls: type, fields: Iterable[str]) -> dict[str, Any]:
         except StructureError as error:
             mistakes += [f"{cls.__name__}.{name}: {mistake}" for mistake in error.mistakes]
     if mistakes:
-        raise ConfigError("\n".join(mistakes))
+        raise ConfigError(*mistakes)
     return values
 
 

@@ -31,7 +31,7 @@ _SECRET = re.compile(rf"(?P<escape>\$?)\$\{{(?:secret:(?P<secret>\w+)|env:(?P<en
 
 
 def resolved(config: T) -> T:
-    """An op's config with its secrets filled in. Raises ConfigError where a variable is not set."""
+    """An op's config with its secrets read from the environment. Raises ConfigError where a variable is not set."""
     changes = {name: _replaced(value, _value_of) for name, value in _with_secrets(config)}
     return attrs.evolve(config, **changes) if changes else config  # type: ignore[misc]
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dsl.errors import DflowError, NotTrusted, PipelineError, did_you_mean, on_one_line, shortened
+from dsl.errors import DflowError, NotTrusted, PipelineError, UnknownName, did_you_mean, on_one_line, shortened
 from dsl.files import USER_ERRNOS, clear_error
 from dsl.finding import Finding
 from dsl.imports import named_function
@@ -65,12 +65,12 @@ MOVED = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """The entry point of the command line. Returns the exit code.
 
-    0: success; 1: failure; 2: a mistake in usage or in a pipeline, or a store that is not trusted; 130: Ctrl-C.
+    0: success; 1: failure; 2: a mistake in usage or in a pipeline, an unknown name, an untrusted store; 130: Ctrl-C.
     """
     if arguments is None:
         gc.disable()  # the process ends with the command: a last search for cycles would be a third of a `plan`
     given = list(sys.argv[1:] if arguments is None else arguments)
-    own, extra = _for_sglang(given)
+    own, extra = _split_for_engine(given)
     prepare_streams()
     _spare_local_servers()
     try:
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE
     except DflowError as error:
         print_lines(f"dflow: {error}", error=True)
-        return USAGE if isinstance(error, NotTrusted) else FAILED
+        return USAGE if isinstance(error, NotTrusted | UnknownName) else FAILED
     except OSError as error:
         if error.errno not in USER_ERRNOS:
             raise
@@ -106,7 +106,7 @@ def _mistake_text(mistake: Finding) -> str:
     return str(mistake) if mistake.position or mistake.path else f"dflow: {mistake}"
 
 
-def _for_sglang(arguments: list[str]) -> tuple[list[str], list[str]]:
+def _split_for_engine(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Split the arguments into dflow's own and the engine's, which follow "--" of `dflow serve`."""
     end = arguments.index("--") if arguments[:1] == ["serve"] and "--" in arguments else len(arguments)
     return arguments[:end], arguments[end + 1 :]

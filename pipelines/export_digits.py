@@ -13,7 +13,7 @@ from ops.ingest.digits import digit_named, digit_samples
 
 
 def export_digits(folder: Path) -> Counter[str]:
-    """One PNG per digit, in the splits of the built-in sample; how many images each split has."""
+    """Write one PNG per digit, in the splits of the built-in sample; returns the number of images in each split."""
     counts: Counter[str] = Counter()
     for sample in digit_samples():
         digit = digit_named(sample.turns[-1].content[-1])

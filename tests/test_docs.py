@@ -125,7 +125,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -136,7 +136,7 @@ def test_every_command_line_is_one_that_dflow_takes(page: Path) -> None:
 
 
 def commands(text: str) -> list[str]:
-    """All that stand in a line of code or between backquotes, without what follows them."""
+    """The commands in lines of code or between backquotes, without what follows them."""
     fenced = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
     text = fenced.sub(lambda block: textwrap.indent(block[1], "    "), text)
     lines = re.findall(r"^ +(?:\$ )?(?:\.venv/bin/)?(dflow .*)$", text, re.MULTILINE)
@@ -192,7 +192,7 @@ def test_every_value_that_a_command_line_changes_is_there(page: Path) -> None:
 
 @cache
 def known_fields() -> Mapping[str, set[str]]:
-    """By the tables, and by the ids of nodes in the pipelines that are here."""
+    """The fields by node id, from the tables and from the nodes in the pipelines of this repository."""
     known: defaultdict[str, set[str]] = defaultdict(set, {name: set(fields) for name, fields in FIELDS.items()})
     ops = all_ops()
     for file in (DOCS.parent / "pipelines").glob("*.toml"):

@@ -130,7 +130,7 @@ def test_ten_images_in_two_folders_become_a_report(tmp_path):
 
 
 def dflow(folder: Path, *arguments: str) -> str:
-    """What a command prints that is run in the folder."""
+    """Run a command in the folder; returns its output."""
     command = [sys.executable, "-m", "executor.cli", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stdout + done.stderr

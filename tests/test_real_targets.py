@@ -69,13 +69,13 @@ def compiled(name: str, folder: Path, *overrides: str) -> Graph:
 
 
 def resources(name: str, folder: Path, *overrides: str, free_disk: int = 2 * 10**12) -> dict[str, dict[str, Any]]:
-    """What `dflow plan` tells of every node."""
+    """The resources that `dflow plan` shows for every node."""
     needs = graph_estimates(compiled(name, folder, *overrides), {}, free_disk).needs
     return {node_id: estimate_row(need) for node_id, need in needs.items()}
 
 
 def planned(name: str, folder: Path) -> dict[str, Any]:
-    """What `dflow plan --json` says in a process of its own, which must not have loaded torch."""
+    """Run `dflow plan --json` in a process of its own, which must not load torch."""
     arguments = ["plan", str(with_data(name, folder)), "--json", "--store", str(folder / "store")]
     program = (
         "import sys; from executor.cli import main\n"
@@ -211,7 +211,7 @@ def test_ranks_that_all_capture_are_told_before_anything_runs(tmp_path: Path) ->
 def test_layers_that_the_target_does_not_have_are_told_before_anything_runs(tmp_path: Path) -> None:
     given = ("capture.num_layers=none", "capture.target_layer_ids=[1, 35]")
     assert graph_estimates(compiled("qwen3_8b", tmp_path, *given), {}, 0).refused == {
-        "capture": "target_layer_ids: 35 is the last of 36 layers, which cannot be captured; use ids from 0 to 34"
+        "capture": ("target_layer_ids: 35 is the last of 36 layers, which cannot be captured; use ids from 0 to 34",)
     }
 
 

@@ -44,7 +44,7 @@ def main() -> None:
 def attention_figures(
     sizes: Sizes, window: int | None, dtype: torch.dtype, device: torch.device, repeats: int
 ) -> dict[str, Any]:
-    """One row: which attention was chosen, its errors, and in bfloat16 its times at full size."""
+    """Measure the chosen attention: its name, its errors, and in bfloat16 its times at full size."""
     name, attend = choose_attention(device, draft_config(sizes), dtype)
     few = replace(sizes, anchors=min(sizes.anchors, FEW_BLOCKS))
     seen, inputs = attention_inputs(few, torch.float64, device)
@@ -84,7 +84,7 @@ def _attention_times(
 
 
 def head_figures(sizes: Sizes, dtype: torch.dtype, device: torch.device, repeats: int) -> dict[str, Any]:
-    """One row for the loss through the frozen head, without logits, beside log_softmax over them."""
+    """Measure the loss through the frozen head without logits, beside log_softmax over logits: errors and times."""
     expected = plain_head(*(_cast(x, torch.float64) for x in head_inputs(sizes, FEW_SLOTS, dtype, device)))
     actual = our_head(*head_inputs(sizes, FEW_SLOTS, dtype, device))
     row: dict[str, Any] = {
@@ -103,7 +103,10 @@ def head_figures(sizes: Sizes, dtype: torch.dtype, device: torch.device, repeats
 
 
 def attention_inputs(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> tuple[ContextRange, list[Tensor]]:
-    """What the blocks see, and q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD, drawn in float64 and rounded to dtype."""
+    """Random inputs of attention: the visible context, and q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD.
+
+    They are drawn in float64 and rounded to dtype.
+    """
     generator = _generator(device)
     T, N, K, H, G, D = sizes.context, sizes.anchors, sizes.block, sizes.heads, sizes.kv_heads, sizes.head_dim
     shapes = [(N, K, H, D), (N, K, G, D), (N, K, G, D), (G, T, D), (G, T, D)]
@@ -115,13 +118,16 @@ def attention_inputs(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> 
 def attended(
     attend: Attend, inputs: list[Tensor], upstream: Tensor, seen: ContextRange, window: int | None
 ) -> list[Tensor]:
-    """The output, and the gradients of all inputs."""
+    """Compute attention forward and backward: its output, and the gradients of all inputs."""
     out = attend(*inputs, seen, window)
     return [out.detach(), *torch.autograd.grad(out, inputs, upstream)]
 
 
 def head_inputs(sizes: Sizes, slots: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """hidden [W, M] with a gradient, head [V, M] and labels [W]; logits have a standard deviation of 2."""
+    """Random inputs of the loss: hidden [W, M] with a gradient, head [V, M] and labels [W].
+
+    The logits have a standard deviation of 2.
+    """
     generator = _generator(device)
     hidden_WM = torch.randn(slots, sizes.hidden, generator=generator, device=device)
     head_VM = torch.randn(sizes.vocabulary, sizes.hidden, generator=generator, device=device) * 2 * sizes.hidden**-0.5
@@ -140,13 +146,13 @@ def plain_head(hidden_WM: Tensor, head_VM: Tensor, labels_W: Tensor) -> list[Ten
 
 
 def error(expected: list[Tensor], actual: list[Tensor]) -> float:
-    """The largest difference of an element over the largest element of its tensor."""
+    """The largest difference of an element, relative to the largest element of its tensor."""
     pairs = zip(expected, actual, strict=True)
     return max(float((a.double() - e.double()).abs().max() / e.double().abs().max()) for e, a in pairs)
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rounded to dtype, as a new leaf; indices are unchanged."""
+    """A copy of a tensor in dtype, as a new leaf of the graph; index tensors are unchanged."""
     if not tensor.is_floating_point():
         return tensor
     return tensor.detach().to(dtype).requires_grad_(tensor.requires_grad)

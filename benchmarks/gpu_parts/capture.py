@@ -50,12 +50,12 @@ def main() -> None:
 
 
 def memory_folder(size: int) -> Path | None:
-    """The folder that lies in memory, if there is one with room for twice this many bytes; None: use the disk."""
+    """A folder in memory with room for twice `size` bytes; None if there is none, so that the disk is used."""
     return IN_MEMORY if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > 2 * size else None
 
 
 def by_transformers(device: str, tiny: bool, folder: Path) -> dict[str, Any]:
-    """Tokens per second and gigabytes written of each round, after one that warms up."""
+    """Measure the capture by transformers: tokens per second and gigabytes written in each round, after a warm-up."""
     target = random_target(target_config(tiny), torch.device(device))
     samples, layer_ids = samples_of(tiny), spread_layers(target.num_layers, draft_sizes(tiny).target_layers)
     reader = write_tokens(folder / "tokens", samples)
@@ -92,7 +92,7 @@ def by_transformers(device: str, tiny: bool, folder: Path) -> dict[str, Any]:
 
 
 def target_config(tiny: bool) -> Qwen3Config:
-    """Of the target that the benchmarks' draft is for."""
+    """The config of the target for which the benchmarks' draft is made. tiny: with few layers."""
     sizes = replace(draft_sizes(tiny), layers=TARGET_LAYERS[tiny])
     return qwen3_config(sizes, "sdpa", tie_word_embeddings=False, architectures=["Qwen3ForCausalLM"])
 
@@ -102,7 +102,7 @@ def samples_of(tiny: bool) -> list[TokenSample]:
 
 
 def random_target(config: Qwen3Config, device: torch.device) -> Target:
-    """A Qwen3 with random weights in bfloat16; nothing is loaded, and nothing is on the host."""
+    """A Qwen3 target with random bfloat16 weights, made on the device: nothing is loaded or copied."""
     torch.manual_seed(0)
     with device:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
@@ -111,7 +111,7 @@ def random_target(config: Qwen3Config, device: torch.device) -> Target:
 
 
 def by_sglang(device: str, tiny: bool, folder: Path) -> dict[str, Any]:
-    """Tokens per second of each round: the capture, and the engine's plain prefill of the same batches."""
+    """Measure SGLang's capture and its plain prefill of the same batches: tokens per second in each round."""
     from benchmarks.capture_engine import in_batches, speeds_of  # SGLang is not always installed
     from ops.lib.sglang.runtime import SglangRuntime
 

@@ -64,12 +64,12 @@ def device_name(device: torch.device) -> str:
 
 
 def sheet_peak(name: str) -> float | None:
-    """FLOP/s of dense bfloat16 by the data sheet; None for a device that is not in the table."""
+    """The peak FLOP/s of dense bfloat16 products by the data sheet; None for a device that is not in the table."""
     return next((peak * 1e12 for part, peak in PEAKS.items() if part in name), None)
 
 
 def needed_flops(sizes: Sizes, algorithm: str) -> float:
-    """Floating-point operations of one step on the problem of these sizes, by the count that trainings report."""
+    """The floating-point operations of one step on the problem of these sizes, by the count that trainings report."""
     problem = anchors_only(sizes)
     weighted = int((slot_targets(problem)[1] > 0).sum())
     seen, own = int(problem.anchors_A.sum()), terms(sizes, algorithm)

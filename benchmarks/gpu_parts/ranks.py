@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def collectives(device: torch.device, tiny: bool, repeats: int) -> dict[str, Any]:
-    """Seconds of each exchange of one rank with itself, and whether it returns what was sent."""
+    """Measure each collective of one rank with itself: seconds, and whether it returns what was sent."""
     sent = torch.randn(ELEMENTS[tiny], generator=torch.Generator(device).manual_seed(0), device=device).to(DTYPE)
     got = torch.empty_like(sent)
     runs: dict[str, Callable[[], object]] = {
@@ -72,7 +72,7 @@ def collectives(device: torch.device, tiny: bool, repeats: int) -> dict[str, Any
 
 
 def step_figures(problem: Problem, device: torch.device, sharded: bool, repeats: int) -> dict[str, Any]:
-    """Loss, norm of the gradient, seconds of forward and backward and of the update, and memory."""
+    """Measure a training step: loss, norm of the gradient, seconds of both passes and of the update, and memory."""
     at_start = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     model = draft_model(problem)
     if sharded:

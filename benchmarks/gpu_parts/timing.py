@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 def part_parser(description: str | None) -> argparse.ArgumentParser:
-    """--device and --tiny, which every part has."""
+    """A command line with --device and --tiny, which every part has."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes that only test the code")
@@ -26,12 +26,15 @@ def part_parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def draft_sizes(tiny: bool, context: int | None = None) -> Sizes:
-    """Of the Qwen3-8B draft with 512 anchors, or of one that trains in a moment. context: default: the shorter one."""
+    """The sizes of the Qwen3-8B draft with 512 anchors, or of one that trains in a moment.
+
+    context: the number of context tokens; default: the shortest that is timed.
+    """
     return Sizes(**step_sizes(tiny, context or contexts(tiny)[0]))
 
 
 def times_of(run: Callable[[], object], device: torch.device, repeats: int, warm_up: int = 3) -> dict[str, Any]:
-    """Seconds of `run`: the median, the least, the most, and all of them, after calls that compile and tune."""
+    """Measure the seconds of `run`: median, least, most and all values, after calls that compile and tune kernels."""
     return spread([seconds_of(run, device) for _ in range(warm_up + repeats)][warm_up:])
 
 
@@ -53,7 +56,7 @@ def seconds_of(run: Callable[[], object], device: torch.device) -> float:
 
 
 def peak_mib(run: Callable[[], object], device: torch.device) -> float | None:
-    """MiB that the allocator of a GPU held during `run` above what it held before; None elsewhere."""
+    """The peak memory in MiB that a GPU's allocator held during `run` above what it held before; None on a CPU."""
     if device.type != "cuda":
         run()
         return None
@@ -66,5 +69,5 @@ def peak_mib(run: Callable[[], object], device: torch.device) -> float | None:
 
 
 def answer(figures: Mapping[str, Any]) -> None:
-    """The last line of a part's output, which benchmarks/gpu.py reads."""
+    """Print figures as the last line of a part's output, which benchmarks/gpu.py reads."""
     print(json.dumps(figures), flush=True)

@@ -112,7 +112,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseDraft(nn.Module):
-    """The draft with its loss; parameters are named as in the serving contract."""
+    """The dense reference's draft with its loss; parameters are named as in the serving contract."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class DenseDraft(nn.Module):
         self.layers = nn.ModuleList(DenseLayer(sizes) for _ in range(sizes.layers))
 
     def forward(self, problem: Problem) -> tuple[Tensor, Tensor]:
-        """sum(w * CE) / sum(w), and the number of weighted slots whose best token is the label."""
+        """The loss sum(w * CE) / sum(w), and the number of weighted slots whose best token is the label."""
         ids_AK = problem.ids_S.new_full((len(problem.anchors_A), problem.sizes.block), problem.sizes.mask_token_id)
         ids_AK[:, 0] = problem.ids_S[problem.anchors_A]
         x_NM = F.embedding(ids_AK.flatten(), problem.embed_VM)
@@ -134,7 +134,7 @@ class DenseDraft(nn.Module):
 
 
 def dense_mask(problem: Problem) -> Tensor:
-    """bool [A * K, S + A * K]: the context before the anchor, and the own block."""
+    """The mask of all blocks, bool [A * K, S + A * K]: a slot sees the context before its anchor, and its own block."""
     K, S = problem.sizes.block, problem.sizes.context
     N = len(problem.anchors_A) * K
     rows_N = torch.arange(N, device=problem.ids_S.device)[:, None]
@@ -145,7 +145,7 @@ def dense_mask(problem: Problem) -> Tensor:
 
 
 def block_mask(problem: Problem) -> BlockMask:
-    """The same as FlexAttention's block mask, made by the uncompiled `create_block_mask`."""
+    """The mask of `dense_mask` as FlexAttention's block mask, made by the uncompiled `create_block_mask`."""
     K, S, anchors_A = problem.sizes.block, problem.sizes.context, problem.anchors_A
     N = len(anchors_A) * K
 
@@ -197,7 +197,7 @@ _COMPILED_FLEX = torch.compile(flex_attention, dynamic=False)
 
 
 def _rope(problem: Problem) -> tuple[Tensor, Tensor]:
-    """cos and sin, [S + A * K, D], of the context's and the slots' absolute positions; the angles in float32."""
+    """RoPE's cos and sin, [S + A * K, D], at the absolute positions of context and slots; the angles in float32."""
     device, D = problem.ids_S.device, problem.sizes.head_dim
     slots_K = torch.arange(problem.sizes.block, device=device)
     positions_AK = problem.anchors_A[:, None] + slots_K

@@ -29,8 +29,10 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Product:
-    """`count` products of [m, k] and [k, n] matrices, each over a batch. first, second: which operand is transposed
-    in memory, as it does in the step."""
+    """A kind of matrix product in a step: `count` products of [m, k] and [k, n] matrices, each over a batch.
+
+    first_transposed, second_transposed: whether that operand is transposed in memory, as in the step.
+    """
 
     group: str
     count: int
@@ -47,7 +49,7 @@ class Product:
 
 
 def products(problem: Problem) -> list[Product]:
-    """Every product of one step, forward and backward."""
+    """The matrix products of one step, forward and backward."""
     sizes = problem.sizes
     M, width, kv_width = sizes.hidden, sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     slots, weighted = sizes.anchors * sizes.block, int((slot_targets(problem)[1] > 0).sum())
@@ -75,7 +77,7 @@ def products(problem: Problem) -> list[Product]:
 
 
 def _linear(group: str, rows: int, inputs: int, outputs: int, *, input_gradient: bool = True) -> list[Product]:
-    """x W^T, the gradient of W and, unless nothing before it learns, the gradient of x."""
+    """The products of a linear layer: x W^T, the gradient of W, and that of x unless nothing before it is trained."""
     result = [
         Product(group, 1, 1, rows, inputs, outputs, second_transposed=True),
         Product(group, 1, 1, outputs, rows, inputs, first_transposed=True),
@@ -84,8 +86,11 @@ def _linear(group: str, rows: int, inputs: int, outputs: int, *, input_gradient:
 
 
 def _attention(problem: Problem, queries: int) -> list[Product]:
-    """Each bucket of anchors over the context that its blocks see on average, and each block over itself: two products
-    forward, four backward (the gradients of values, weights, queries and keys)."""
+    """The products of attention, forward and backward.
+
+    Each bucket of anchors attends to the context that its blocks see on average, and each block to itself. Each of the
+    two takes two products forward, and four backward: the gradients of weights, values, queries and keys.
+    """
     sizes = problem.sizes
     G, D, K, heads_per_kv = sizes.kv_heads, sizes.head_dim, sizes.block, sizes.heads // sizes.kv_heads
     result = []
@@ -105,7 +110,7 @@ def _softmax_products(batch: int, rows: int, keys: int, size: int) -> list[Produ
 
 
 def seconds(product: Product, dtype: torch.dtype) -> float:
-    """CPU seconds of `product`: the median of a few runs after a warm-up, into allocated memory."""
+    """Measure the CPU seconds of a product: the median of a few runs after a warm-up, into allocated memory."""
     left = _operand(product.batch, product.m, product.k, product.first_transposed, dtype)
     right = _operand(product.batch, product.k, product.n, product.second_transposed, dtype)
     out = torch.empty(product.batch, product.m, product.n, dtype=dtype)

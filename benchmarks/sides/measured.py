@@ -28,9 +28,11 @@ from benchmarks.sides.problem import Problem, Sizes, make_problem, warm_up_sizes
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """run: forward, loss and backward; returns the loss and how many weighted slots have their label as the best
-    token, numbers or asynchronous tensors. gradients: of every parameter by its name; called after the
-    measurement. clear: forget the gradients."""
+    """A side's step. run: forward, loss and backward.
+
+    It returns the loss and the number of weighted slots whose best token is their label, as numbers or asynchronous
+    tensors. gradients: of every parameter by name, called after the measurement. clear: drops the gradients.
+    """
 
     run: Callable[[], tuple[float | Tensor, int | Tensor]]
     gradients: Callable[[], dict[str, Tensor]]
@@ -79,12 +81,12 @@ def sizes_of(arguments: argparse.Namespace) -> Sizes:
 
 
 def rank_of(sizes: Sizes, rank: int | None) -> int:
-    """rank: default: a 16th of the hidden size; published are 256 for 4,096."""
+    """The rank of the algorithms' low-rank tables; default: a 16th of the hidden size, as published (256 for 4,096)."""
     return rank or max(1, sizes.hidden // 16)
 
 
 def on_cpu(make_step: MakeStep, sizes: Sizes, arguments: argparse.Namespace) -> tuple[dict[str, object], Step]:
-    """Seconds of CPU and MiB of one step."""
+    """Measure one step on the CPU: CPU seconds and MiB."""
     dtype = getattr(torch, arguments.dtype)
     make_step(make_problem(warm_up_sizes(sizes), dtype), arguments).run()
     step = make_step(make_problem(sizes, dtype), arguments)
@@ -99,7 +101,7 @@ def on_cpu(make_step: MakeStep, sizes: Sizes, arguments: argparse.Namespace) -> 
 
 
 def on_gpu(make_step: MakeStep, sizes: Sizes, arguments: argparse.Namespace) -> tuple[dict[str, object], Step]:
-    """Seconds of the device and MiB of a step: medians after the warm-up, which compiles and tunes kernels."""
+    """Measure steps on a GPU, in seconds and MiB: medians after a warm-up that compiles and tunes kernels."""
     step = make_step(make_problem(sizes, getattr(torch, arguments.dtype), "cuda"), arguments)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

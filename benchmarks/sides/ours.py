@@ -53,7 +53,7 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
 
 
 def terms(sizes: Sizes, algorithm: str, rank: int | None = None) -> Terms | None:
-    """The algorithm's table of train_dflash, with its defaults but for the rank; plain DFlash has none."""
+    """The algorithm's table of train_dflash, with its defaults except for the rank; None for plain DFlash."""
     options = {"dflash": None, "dflash2": Dflash2Options, "dspark": DsparkOptions}[algorithm]
     return None if options is None else options(rank=measured.rank_of(sizes, rank))
 
@@ -65,7 +65,7 @@ def sized(algorithm: str, own: Terms | None) -> Algorithm:
 
 
 def draft_model(problem: Problem, algorithm: Algorithm | None = None) -> DraftModel:
-    """The draft with the problem's weights, in float32 at least; what its algorithm adds as at the start."""
+    """The draft with the problem's weights, in float32 at least; tensors that its algorithm adds are initialised."""
     dtype, device = problem.features_SF.dtype, problem.features_SF.device
     with device:  # a billion weights made on the CPU would take longer than the steps
         model = DraftModel(draft_config(problem.sizes, algorithm)).to(torch.promote_types(dtype, torch.float32))
@@ -87,7 +87,10 @@ def make_engine(
     computing: Callable[[], Any] | None = None,
     loss: Loss | None = None,
 ) -> Engine:
-    """Computes in the problem's dtype. computing: around a step; default: casts the weights."""
+    """The engine of a training step that computes in the problem's dtype.
+
+    computing: a context around a step; default: one that casts the weights.
+    """
     dtype, device = problem.features_SF.dtype, problem.features_SF.device
     return Engine(
         model=model,
@@ -102,7 +105,7 @@ def make_engine(
 
 
 def micro_batches(problem: Problem, *, with_teacher: bool = False) -> Callable[[], MicroBatch]:
-    """The sequence up to its last anchor, as a new micro-batch for every call."""
+    """A function that returns the sequence up to its last anchor, as a new micro-batch at every call."""
     teacher_UM = teacher_rows_NK = None
     if with_teacher:
         places_AK = problem.anchors_A[:, None] + (torch.arange(problem.sizes.block) - 1).clamp(min=0).to(problem.ids_S)
@@ -126,7 +129,7 @@ def micro_batches(problem: Problem, *, with_teacher: bool = False) -> Callable[[
 
 
 def draft_config(sizes: Sizes, algorithm: Algorithm | None = None) -> DraftConfig:
-    """The draft's config at these sizes; algorithm: default plain DFlash."""
+    """The draft's config at these sizes. algorithm: default: plain DFlash."""
     return DraftConfig(
         algorithm=algorithm or plain(),
         hidden_size=sizes.hidden,

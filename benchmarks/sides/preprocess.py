@@ -50,7 +50,7 @@ VOCABULARY = 8000
 
 
 class NoVideo(BaseVideoProcessor):
-    """The processor class requires a video processor, which needs torchvision."""
+    """A placeholder for the video processor that the processor class requires, and that needs torchvision."""
 
     def __init__(self) -> None:
         pass
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def speed(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """CPU seconds of each round and side, the tokens of all samples, and whether ids and pixels are the same."""
+    """Measure CPU seconds by side and round, count the tokens, and compare both sides' ids and pixels."""
     rows = _rows(arguments, folder)
     processor_dir = folder / "processor"
     write_builtin_processor(processor_dir, [row["messages"] for row in rows], VOCABULARY)
@@ -126,7 +126,7 @@ def _packed(folder: Path, reference: Mapping[str, Any]) -> bytes:
 
 
 def _rows(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Rows as inject_images writes them; images are JPEGs of 640 x 480."""
+    """Rows of samples as inject_images writes them; images are JPEGs of 640 x 480."""
     packs = PackWriter(folder)
     rows = []
     for index in range(arguments.samples):
@@ -142,7 +142,7 @@ def _rows(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
 
 
 def memory(data: Path, folder: Path) -> dict[str, Any]:
-    """Peak resident set of the three ops in MiB, and the number of resulting samples."""
+    """Measure the peak resident set of the three ops in MiB, and count the resulting samples."""
     first = FolderStage(folder / "ingest", {})
     ingest(Ingest(source=str(data), seed=0), first)
     second = FolderStage(folder / "inject", {"samples": Samples(path=first.out_dir, digest="a")})

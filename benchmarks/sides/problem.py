@@ -20,7 +20,7 @@ SEED = 0
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The draft, and how many tokens and anchors it is trained on. Field names are the command line's options."""
+    """The sizes of a draft, and the tokens and anchors of its step. Field names are the command line's options."""
 
     context: int
     anchors: int
@@ -45,9 +45,11 @@ class Sizes:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One sequence with its anchors (ascending), the draft's weights by their names in the serving contract, and the
-    target's frozen embedding and head. ids_S int64, loss_mask_S bool, anchors_A int64; all else in the dtype to
-    compute in."""
+    """The tensors of one training step: a sequence with its anchors, a draft's weights, and a target's ends.
+
+    anchors_A int64, ascending; ids_S int64; loss_mask_S bool. Weights are named as in the serving contract; the ends
+    are the frozen embedding and head. All but the first three are in the dtype to compute in.
+    """
 
     sizes: Sizes
     features_SF: Tensor
@@ -60,7 +62,7 @@ class Problem:
 
 
 def make_problem(sizes: Sizes, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Problem:
-    """The problem of these sizes; drawn in float32, so that a run in another dtype has the same values, rounded.
+    """Make the problem of these sizes, drawn in float32, so that another dtype has the same values, rounded.
 
     The head's scale gives logits a standard deviation of 2. Raises ValueError if the answer has too few tokens.
     """
@@ -88,7 +90,7 @@ def make_problem(sizes: Sizes, dtype: torch.dtype = torch.float32, device: str =
 
 
 def warm_up_sizes(sizes: Sizes) -> Sizes:
-    """The same kind of draft with everything small: its step loads libraries and kernels at almost no cost."""
+    """Tiny sizes of the same kind of draft, whose step loads libraries and kernels at almost no cost."""
     return Sizes(
         context=64,
         anchors=8,
@@ -114,12 +116,12 @@ def slot_targets(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 def final_hidden(problem: Problem) -> Tensor:
-    """The target's states behind its final norm, [S, M]: the last layer's features stand in for them."""
+    """The target's states after its final norm, [S, M]: the last layer's features stand in for them."""
     return problem.features_SF[:, -problem.sizes.hidden :]
 
 
 def _weight(shape: tuple[int, ...], normal) -> Tensor:
-    """Matrices as at the start of a training; norms other than 1, so that their gradients differ."""
+    """A random weight: a matrix as at the start of a training, or a norm other than 1, so that gradients differ."""
     return normal(*shape, std=0.02) if len(shape) == 2 else 1 + normal(*shape, std=0.1)
 
 

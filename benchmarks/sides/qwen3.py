@@ -8,7 +8,7 @@ from benchmarks.sides.problem import Sizes
 
 
 def qwen3_config(sizes: Sizes, attention: str, **own: object) -> Qwen3Config:
-    """attention: its implementation; own: further fields."""
+    """The config of the draft's layers for transformers. attention: its implementation; own: further fields."""
     config = Qwen3Config(
         hidden_size=sizes.hidden,
         num_hidden_layers=sizes.layers,

@@ -73,7 +73,7 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
 
 
 def _model(problem: Problem, arguments: argparse.Namespace, attention: str) -> core.DFlashDraftModel:
-    """With the problem's weights; what the algorithm adds as its class starts it."""
+    """The draft class of speculators with the problem's weights; it initialises the tensors that its algorithm adds."""
     _, model_class = CLASSES[arguments.algorithm]
     with problem.features_SF.device:  # as on our side
         model = model_class(_config(problem.sizes, arguments, attention)).to(problem.features_SF).train()

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class FolderStage:
-    """A dsl.stage.Stage on the CPU that reports nothing; its folders are made in `folder`."""
+    """A dsl.stage.Stage on the CPU that reports nothing; its folders are created in `folder`."""
 
     device = "cpu"
     started_before = False

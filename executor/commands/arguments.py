@@ -9,7 +9,7 @@ from pathlib import Path
 from dsl.errors import NotTrusted
 from executor.store.artifact_store import Store, store_path
 from executor.system.output import name_store, print_lines
-from executor.system.trust import HOW, UNKNOWN_STORE, is_own_store, trust_store
+from executor.system.trust import UNKNOWN_STORE, is_own_store, trust_store
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -96,10 +96,10 @@ def check_store(options: argparse.Namespace, path: Path) -> None:
     if not options.trust:
         what = f"the store {path} is {UNKNOWN_STORE}"
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise NotTrusted(f"{what}; {HOW}")
+            raise NotTrusted(what)
         print_lines(f"{what}\nIt could run any code as you. Trust it? [y/N]", error=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            raise NotTrusted(f"{what}; {HOW}")
+            raise NotTrusted(what)
     trust_store(path)
 
 

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from dsl.errors import DflowError, did_you_mean
+from dsl.errors import DflowError, UnknownName, did_you_mean
 from dsl.files import open_plain
 from executor.commands.arguments import add_run, add_store, count, open_store
 from executor.records.events import EventReader
@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> int:
         nodes = ", ".join(record.state.nodes)
         newest = _newest_log(store, options.node)
         hint = newest or did_you_mean(options.node, list(record.state.nodes))
-        raise DflowError(f'run {record.run} has no node "{options.node}"{hint and f"; {hint}"}; its nodes: {nodes}')
+        raise UnknownName(f'run {record.run} has no node "{options.node}"{hint and f"; {hint}"}; its nodes: {nodes}')
     log = _Log(record.log_path(options.node))
     waits = options.follow and record.state.nodes[options.node].state not in OVER
     if options.run is None and (log.exists or waits):

@@ -17,6 +17,7 @@ from dsl.errors import DflowError, PipelineError
 from dsl.files import free_bytes
 from dsl.finding import Finding
 from dsl.graph import Graph
+from dsl.launch import memory_bytes
 from dsl.read_toml import read_graph
 from dsl.shown import shown_bytes
 from executor.commands.arguments import (
@@ -121,7 +122,7 @@ def _memory(
         for node_id, need in needs.items()
         if need.memory or need.disk
     }
-    return measured, too_large(graph, needs, gpu_memory, graph.machine.memory_bytes or machine_memory(), measured)
+    return measured, too_large(graph, needs, gpu_memory, memory_bytes(graph.machine) or machine_memory(), measured)
 
 
 def _cluster_lines(graph: Graph) -> list[str]:

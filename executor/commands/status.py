@@ -43,7 +43,9 @@ def main(options: argparse.Namespace) -> int:
     try:
         record = find_record(store.records, options.run)
     except StoreError as error:
-        raise StoreError(f"{error}; {smoke}" if smoke else str(error)) from None
+        if not smoke:
+            raise
+        raise StoreError(f"{error}; {smoke}") from None
     state = record.state
     state.status = record.status()
     live = _live_metrics(record)

@@ -96,6 +96,7 @@ def _unreadable(record: Record) -> int:
 
 def _send(store: Store, record: Record) -> int:
     """Send everything that MLflow lacks of a locked run. Returns the exit code."""
+    print_lines(f"run {record.run}: loading MLflow, and asking it what it holds", error=True)
     warning, counts = send_rest(store.path, record.folder, print_lines)
     if warning is not None:
         print_lines(f"dflow: {warning}", error=True)

@@ -92,7 +92,7 @@ def main(options: argparse.Namespace) -> int:
     # A shell starts background jobs with this signal ignored, and Python keeps that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     log = store / f"mlflow-ui-{options.port}.log"
-    print_lines(f"starting MLflow on {store}; log: {log}")
+    print_lines(f"starting MLflow on {store}, and waiting until it answers; log: {log}")
     with Server(command, ENVIRONMENT, log) as server:
         try:
             wait_until_ready(server, url, show=False)

@@ -15,7 +15,7 @@ from typing import Protocol
 from attrs import frozen
 
 from dsl.convert import structure, unstructure
-from dsl.files import read_json, write_json
+from dsl.files import read_json_or_none, write_json
 from dsl.finding import Finding
 from dsl.graph import GraphNode
 from dsl.launch import Launch
@@ -67,7 +67,7 @@ class HostExit:
 
     @classmethod
     def read(cls, path: Path) -> HostExit | None:
-        data = read_json(path)
+        data = read_json_or_none(path)
         return None if data is None else structure(cls, data)
 
     def write(self, path: Path) -> None:

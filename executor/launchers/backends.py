@@ -79,10 +79,9 @@ class LocalBackend:
                 waiting.close()
 
     def prepare(self, node: str, share: Share, libraries: Sequence[str]) -> None:
-        """Start a worker that imports libraries ahead of time and waits for the node. share: the resources that it will
-        get.
+        """Start a worker that imports libraries ahead of time and waits for the node.
 
-        The kernel ends the worker with the calling thread.
+        share: the resources that the node will get. The kernel ends the worker with the calling thread.
         """
         environment = stage_environment(share.threads, share.gpus)
         with self._lock:

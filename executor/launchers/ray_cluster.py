@@ -34,7 +34,7 @@ from attrs import frozen
 
 from dsl.convert import structure, unstructure
 from dsl.errors import ClusterError, StageError, StructureError, shortened
-from dsl.files import read_json
+from dsl.files import read_json_or_none
 from dsl.imports import PROJECT
 from executor.launchers.backend import StageOrder
 from executor.launchers.hosts import HostFacts, host_facts
@@ -88,7 +88,7 @@ class Actors:
     def read(cls, path: Path) -> Actors | None:
         """Read the actors from a file; None for a file that is incomplete: the attempt had not started any."""
         try:
-            return structure(cls, read_json(path))
+            return structure(cls, read_json_or_none(path))
         except (ValueError, StructureError):
             return None
 

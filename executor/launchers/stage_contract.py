@@ -24,7 +24,7 @@ from attrs import frozen
 
 from dsl.convert import structure, unstructure
 from dsl.errors import StoreError, StructureError
-from dsl.files import NO_FILE, compact, parse_json, read_json, read_plain, replace_file, write_json
+from dsl.files import NO_FILE, compact, parse_json, read_json_or_none, read_plain, replace_file, write_json
 
 STOP_REQUESTED = "stop"
 SHARED = "shared"
@@ -114,7 +114,7 @@ class RankResult:
     def read(cls, path: Path) -> RankResult | None:
         """Read the result of a rank; None where the rank reported nothing, or the op wrote something else there."""
         try:
-            data = read_json(path)
+            data = read_json_or_none(path)
             result = None if data is None else structure(cls, data)
         except (ValueError, StructureError):
             return None
@@ -139,7 +139,7 @@ class RankExit:
 
 def read_exits(path: Path) -> list[RankExit]:
     """Read the exits of one host's failed ranks."""
-    return list(structure(tuple[RankExit, ...], read_json(path) or []))
+    return list(structure(tuple[RankExit, ...], read_json_or_none(path) or []))
 
 
 def write_exits(path: Path, exits: list[RankExit]) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from dsl.errors import StoreError
-from dsl.files import clear_errors, compact, read_lines, read_object, replace_file
+from dsl.files import clear_errors, compact, read_lines, read_object_or_none, replace_file
 from executor.records.run_record import Record, RunState, is_begun, is_served
 from executor.records.run_tags import tags_of
 from executor.store.artifact_store import COMMIT, Store
@@ -134,7 +134,7 @@ def _work(store: Store, use: InUse) -> Iterator[Item]:
             yield Item(folder, "leftover", folder_size(folder), "the rest of a removed work folder")
             continue
         run = Holder.read(folder).run or "?"
-        node = (read_object(folder / "work.json") or {}).get("node") or shown_digest(folder.name)
+        node = (read_object_or_none(folder / "work.json") or {}).get("node") or shown_digest(folder.name)
         why = current_holder(folder)
         if not why and written_from_elsewhere(folder):
             why = "a stage on a Ray cluster may still write there; the next run of it finds out"
@@ -290,7 +290,7 @@ def in_use(
     keys = {node.key for record in unfinished for node in record.state.nodes.values() if node.state != "done"}
     runs = frozenset(record.run for record in unfinished)
     for folder in store.path.glob(f"work/*/{COMMIT}"):  # the stage died while it committed: resuming completes that
-        committed = read_object(folder) or {}
+        committed = read_object_or_none(folder) or {}
         if folder.parent.name in keys or committed.get("run") in runs:
             used.setdefault(str(committed.get("digest")), f"run {committed.get('run')}: it is being committed")
     return InUse(used, frozenset(filter(None, keys)), runs)

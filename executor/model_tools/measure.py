@@ -16,7 +16,7 @@ from typing import Any
 
 from dsl.errors import DataError, DflowError, PipelineError, StoreError, did_you_mean
 from dsl.estimate import useful_threads
-from dsl.files import read_object, write_json
+from dsl.files import read_object_or_none, write_json
 from dsl.finding import Finding
 from dsl.graph import Graph, graph_to_json
 from dsl.stage import NOW
@@ -131,7 +131,7 @@ def diagnose(
 
 def keep(record: Record, result: Result) -> None:
     """Store a diagnosis in the run's record, as {"drafts": [...]}; it replaces an earlier one of the same node."""
-    known = (read_object(record.folder / RESULT) or {}).get("drafts", [])
+    known = (read_object_or_none(record.folder / RESULT) or {}).get("drafts", [])
     digest = record.state.nodes[result["node"]].digest
     by_node = {each["node"]: each for each in (*known, {**result, "digest": digest})}
     write_json(record.folder / RESULT, {"drafts": list(by_node.values())})
@@ -144,7 +144,7 @@ def kept(record: Record) -> dict[str, list[Finding]]:
     """
     found = {}
     try:
-        for each in (read_object(record.folder / RESULT) or {}).get("drafts", []):
+        for each in (read_object_or_none(record.folder / RESULT) or {}).get("drafts", []):
             state = record.state.nodes.get(each["node"])
             if state is not None and state.digest == each["digest"]:
                 found[each["node"]] = list(map(Finding.from_json, each["findings"]))

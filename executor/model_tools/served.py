@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import frozen
 
-from dsl.errors import DataError, DflowError, StoreError
+from dsl.errors import DataError, DflowError, StoreError, UnknownName
 from dsl.graph import Graph, GraphNode
 from dsl.op import Artifact
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
@@ -120,7 +120,7 @@ class _Made:
             return wanted[0]
         found = ", ".join(export.id for export in exports) or "none"
         if named is not None:
-            raise StoreError(f'run {self.record.run}: "{named}" does not export a draft; nodes that do: {found}')
+            raise UnknownName(f'run {self.record.run}: "{named}" does not export a draft; nodes that do: {found}')
         if not exports:
             raise StoreError(f"run {self.record.run} of {self.graph.name} has no draft (op export_draft or load_draft)")
         raise StoreError(f"run {self.record.run} exports several drafts: {', '.join(last)}; choose one with --node")

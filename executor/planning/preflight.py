@@ -6,7 +6,7 @@ Ops report both by hooks (dsl/op_class.py), which are loaded here; a plan in whi
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import attrs
 from attrs import frozen
 
 from dsl.encoding import fingerprint
-from dsl.errors import DflowError, DiskFull, NotKnown
+from dsl.errors import ConfigError, DflowError, DiskFull, NotKnown
 from dsl.estimate import CHECKPOINTS, PROMISED, Estimate, PlanContext, Trial
-from dsl.files import free_bytes, read_object
+from dsl.files import free_bytes, read_object_or_none
 from dsl.finding import Field, Finding
 from dsl.graph import Graph, GraphNode
 from dsl.op_class import hook
@@ -33,12 +33,12 @@ from executor.system.symlinks import folder_size
 class Estimates:
     """The estimated needs of each node whose op can tell. forecast: of each output, None where unknown.
 
-    refused: why an op gives no estimate, since a value is wrong.
+    refused: why an op gives no estimate: what is wrong, each by itself.
     """
 
     needs: Mapping[str, Estimate]
     forecast: Mapping[str, Any]
-    refused: Mapping[str, str]
+    refused: Mapping[str, Sequence[str]]
 
 
 def preflight(
@@ -62,7 +62,7 @@ def graph_estimates(
     """
     needs: dict[str, Estimate] = {}
     forecast: dict[str, Any] = dict.fromkeys(graph.nodes)
-    refused: dict[str, str] = {}
+    refused: dict[str, Sequence[str]] = {}
     identities: dict[str, str] = {}
     for node_id, node in graph.nodes.items():
         identities[node_id] = _identity(node, made.get(node_id), identities)
@@ -84,7 +84,7 @@ def graph_estimates(
         except NotKnown as error:
             needed = Estimate(notes=(f"what it needs cannot be estimated: {error}",))
         except DflowError as error:
-            refused[node_id] = str(error)
+            refused[node_id] = error.mistakes if isinstance(error, ConfigError) else [str(error)]
             continue
         if needed is not None:
             forecast[node_id] = needed.forecast
@@ -202,7 +202,9 @@ def known_size(need: Estimate) -> int:
 def _unfinished_work(store: Store, node_id: str) -> int:
     """The bytes that earlier attempts at a node left, and that a run may continue with."""
     work = store.path / "work"
-    folders = [file.parent for file in work.glob("*/work.json") if (read_object(file) or {}).get("node") == node_id]
+    folders = [
+        file.parent for file in work.glob("*/work.json") if (read_object_or_none(file) or {}).get("node") == node_id
+    ]
     return sum(map(folder_size, folders))
 
 
@@ -227,8 +229,8 @@ def _missing_here(graph: Graph, decisions: Mapping[str, Decision], estimates: Es
     for node in running.values():
         found = dict.fromkeys(_of_node(node, estimates))
         if not found and node.id in estimates.refused:
-            lines = _lines(estimates.refused[node.id])
-            found = dict.fromkeys(Finding(each, Field(f"node.{node.id}")) for each in lines)
+            wrong = estimates.refused[node.id]
+            found = dict.fromkeys(Finding(each, Field(f"node.{node.id}")) for each in wrong)
         lacking += found
     asking = {node_id: node for node_id, node in running.items() if _asks_for_something(node)}
     if not asking:  # the usual case: the hardware is not queried
@@ -262,9 +264,3 @@ def _of_node(node: GraphNode, estimates: Estimates) -> Iterator[Finding]:
     ):
         for field, sentences in found.items():
             yield from (Finding(sentence, Field(f"node.{node.id}.{field}")) for sentence in sentences.splitlines())
-
-
-def _lines(text: str) -> list[str]:
-    """The lines of an error; a first line that only introduces the others is left out."""
-    first, *others = text.splitlines() or [""]
-    return [line.strip() for line in others] if others and first.endswith(":") else [text]

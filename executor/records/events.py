@@ -107,7 +107,7 @@ class Differs:
 
 @frozen(kw_only=True)
 class Accepted:
-    """`user` declared that the artifact holds for this key too, see store/manifest.py."""
+    """An event: `user` declared that the artifact holds for this key too, see store/manifest.py."""
 
     key: str = field(validator=TEXT)
     digest: str = field(default="", validator=TEXT)

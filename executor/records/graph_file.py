@@ -11,7 +11,7 @@ from attrs import frozen
 
 from dsl.convert import structure
 from dsl.errors import StoreError, StructureError
-from dsl.files import NO_FILE, compact, known_fields, parsed_object, read_json, read_plain, replace_file
+from dsl.files import NO_FILE, compact, known_fields, parsed_object, read_json_or_none, read_plain, replace_file
 from dsl.graph import Graph
 from dsl.pipeline import Copy
 from executor.system.trust import require_own_store
@@ -96,7 +96,7 @@ def recorded_nodes(folder: Path) -> dict[str, RecordedNode]:
 def recorded_table(folder: Path, name: str) -> dict[str, Any]:
     """Read a JSON file of a record; empty where it does not exist. Raises StoreError where it is damaged."""
     try:
-        value = read_json(folder / name)
+        value = read_json_or_none(folder / name)
     except ValueError as error:
         raise damaged(folder, name) from error
     if value is not None and not isinstance(value, dict):

@@ -31,7 +31,7 @@ import attrs
 from attrs import define, frozen
 
 from dsl.convert import structure
-from dsl.errors import StoreError, StructureError
+from dsl.errors import StoreError, StructureError, UnknownName
 from dsl.files import LineReader, append_lines, clear_errors, known_fields, open_own, read_lines, write_json
 from dsl.finding import Finding
 from dsl.graph import Graph
@@ -580,7 +580,7 @@ def newest_that_ran(records: Path) -> Iterator[Record]:
 def find_record(records: Path, run: str | None) -> Record:
     """The record of a run by its tag, its id or a part of the id.
 
-    None: the latest run in which something ran, else the latest run. Raises StoreError.
+    None: the latest run in which something ran, else the latest run. Raises as `find_folder`, or StoreError.
     """
     if run is not None:
         return Record.load(find_folder(records, run))
@@ -597,7 +597,7 @@ def no_run_text(store: Path) -> str:
 
 
 def find_folder(records: Path, run: str) -> Path:
-    """The folder of a run's record by tag, id or a part of the id, even if the record is damaged. Raises StoreError."""
+    """The folder of a run's record by tag, id or a part of it, even if the record is damaged. Raises UnknownName."""
     tagged = tagged_folder(records, run)
     if tagged is not None:
         return tagged
@@ -609,7 +609,7 @@ def find_folder(records: Path, run: str) -> Path:
         if Path(run).suffix in (".toml", ".py"):
             found += f"; to run a pipeline: dflow run {run}"
         problem = "fits several runs" if named else "is no run of this store"
-        raise StoreError(f'"{run}" {problem}; runs: {found}')
+        raise UnknownName(f'"{run}" {problem}; runs: {found}')
     return named[0]
 
 

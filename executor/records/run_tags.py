@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dsl.errors import StoreError
-from dsl.files import read_json, write_json
+from dsl.errors import StoreError, UnknownName
+from dsl.files import read_json_or_none, write_json
 from executor.system.symlinks import links_in, refuse_links
 
 TAGS = "tags.json"
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[^\W\d][\w.+-]*")
 def tags_of(folder: Path) -> list[str]:
     """The tags of the run with this record folder."""
     try:
-        tags = read_json(folder / TAGS) or []
+        tags = read_json_or_none(folder / TAGS) or []
     except ValueError:
         tags = None
     if not (isinstance(tags, list) and all(isinstance(tag, str) and _NAME.fullmatch(tag) for tag in tags)):
@@ -50,10 +50,10 @@ def add_tag(folder: Path, name: str) -> None:
 
 
 def remove_tag(folder: Path, name: str) -> None:
-    """Remove a tag from a run; call it under the store's lock. Raises StoreError where the run has no such tag."""
+    """Remove a tag from a run; call it under the store's lock. Raises UnknownName where the run has no such tag."""
     tags = tags_of(folder)
     if name not in tags:
-        raise StoreError(f'run {folder.name} has no tag "{name}"; its tags: {", ".join(tags) or "none"}')
+        raise UnknownName(f'run {folder.name} has no tag "{name}"; its tags: {", ".join(tags) or "none"}')
     refuse_links(links_in(folder))
     tags.remove(name)
     if tags:

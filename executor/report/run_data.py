@@ -11,11 +11,11 @@ from attrs import field, frozen
 
 from dsl.artifact_digest import MANIFEST
 from dsl.convert import flat
-from dsl.errors import DflowError, NotTrusted, StoreError, did_you_mean
+from dsl.errors import DflowError, NotTrusted, StoreError, UnknownName, did_you_mean
 from dsl.finding import Finding, Node
 from executor.records.events import NodeEvents, read_events
 from executor.records.graph_file import RecordedNode, recorded_nodes, recorded_op_files
-from executor.records.run_record import FIGURES, NodeState, PlanRow, Record, find_record, load_begun, plan_of
+from executor.records.run_record import FIGURES, LOG, NodeState, PlanRow, Record, find_record, load_begun, plan_of
 from executor.records.run_tags import tags_of
 from executor.results.sweep import CombinationsTable, Row, combinations, sorted_rows, sweep_cells
 from executor.store.artifact_store import Store
@@ -24,7 +24,6 @@ from executor.store.names import RUN_ID
 from executor.system.symlinks import is_plain
 from executor.system.trust import require_own_store
 
-EVENTS = "events.jsonl"
 MOST_COLUMNS = 16  # of all combinations: a table of more is not read
 
 
@@ -102,10 +101,11 @@ class RunFacts:
 def find_records(records: Path, runs: Sequence[str]) -> list[Record]:
     """The records of these runs, without repetition, in the order given; the newest for none.
 
-    Raises StoreError with all runs that cannot be found or read.
+    Raises UnknownName or StoreError with all runs that cannot be found or read.
     """
     found: dict[str, Record] = {}
     problems = []
+    kind: type[StoreError] = UnknownName
     for run in runs or (None,):
         try:
             record = find_record(records, run)
@@ -114,8 +114,10 @@ def find_records(records: Path, runs: Sequence[str]) -> list[Record]:
             names = _names(records)
             near = did_you_mean(run, names) if run is not None and run not in names else ""
             problems.append(f"{error} ({near})" if near else str(error))
+            if not isinstance(error, UnknownName):
+                kind = StoreError
     if problems:
-        raise StoreError("\n".join(problems))
+        raise kind("\n".join(problems))
     return list(found.values())
 
 
@@ -240,7 +242,7 @@ class _Reader:
     def _events_of(self, run: str) -> dict[str, NodeEvents]:
         if run not in self._events:
             nodes: dict[str, NodeEvents] = {}
-            for event in read_events(self._store.records / run / EVENTS):
+            for event in read_events(self._store.records / run / LOG):
                 nodes.setdefault(event.node, NodeEvents()).add(event)
             self._events[run] = nodes
         return self._events[run]

@@ -24,7 +24,7 @@ from attrs import field, frozen
 
 from dsl.convert import structure, unstructure
 from dsl.errors import DflowError, StructureError
-from dsl.files import append_line, read_json, read_lines, write_json
+from dsl.files import append_line, read_json_or_none, read_lines, write_json
 from dsl.finding import Finding
 from dsl.op_class import hook
 from dsl.op_table import load_op, use_draft_folders
@@ -122,7 +122,9 @@ def _shown(line: Mapping[str, Any], folder: Path) -> Shown:
 
 
 def section_to_json(section: Section, folder: Path) -> dict[str, Any]:
-    """A section as JSON; picture paths are relative to the artifact's folder. Raises TypeError for an unknown body."""
+    """A section as JSON; picture paths are relative to the artifact's folder. Raises TypeError for an unknown body, and
+    ValueError for a finding without text.
+    """
     body = section.body
     kind = type(body).__name__
     if kind not in BODIES:
@@ -130,6 +132,8 @@ def section_to_json(section: Section, folder: Path) -> dict[str, Any]:
     if isinstance(body, Picture):
         path = folder / body.path
         body = attrs.evolve(body, path=path.relative_to(folder) if path.is_relative_to(folder) else path)
+    if isinstance(body, Finding) and not body.what:
+        raise ValueError(f'section "{section.title}": its finding has no text')
     values = body.to_json() if isinstance(body, Finding) else unstructure(body)
     of_section = {"title": section.title, "note": section.note, "is_timed": section.is_timed}
     return {**of_section, "kind": kind, "body": values}
@@ -145,7 +149,7 @@ def section_from_json(data: Mapping[str, Any], folder: Path) -> Section:
 
 
 def main() -> int:
-    requests, answers = structure(tuple[Request, ...], read_json(Path(sys.argv[1]))), Path(sys.argv[2])
+    requests, answers = structure(tuple[Request, ...], read_json_or_none(Path(sys.argv[1]))), Path(sys.argv[2])
     for at, request in enumerate(requests):
         signal.setitimer(signal.ITIMER_REAL, float(sys.argv[3]))
         append_line(answers, {"at": at, **_answer(request, answers.with_name(f"view-{at}"))})

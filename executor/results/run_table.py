@@ -236,7 +236,7 @@ class Live:
 
     @property
     def reached(self) -> str:
-        """The progress as text, `40 of 200`; "" without progress."""
+        """The progress of a node as text, `40 of 200`; "" without progress."""
         return "" if self.done is None else f"{self.done} of {self.total}"
 
     @property

@@ -13,7 +13,7 @@ from dsl.finding import Finding, block, for_run
 from executor.records.events import Event
 from executor.records.run_record import RunState
 from executor.results.run_table import Live, shown_metrics, shown_seconds
-from executor.system.output import Unrepeated, print_lines, shown_digest
+from executor.system.output import UNCHANGED_S, Unrepeated, print_lines, shown_digest
 
 PLAIN_PROGRESS_S = 10.0
 CACHED_SHOWN = 20
@@ -27,6 +27,7 @@ class Display:
         self._live: defaultdict[str, Live] = defaultdict(Live)
         self._shown_at = time.monotonic()
         self._lines: defaultdict[str, Unrepeated] = defaultdict(Unrepeated)  # of progress, by node
+        self._waits: dict[tuple[str, str], float] = {}  # when it was said, by node and reason
         self._warned: set[str] = set()
         self.last: list[str] = []  # printed after the results
         self._done_before = {node_id for node_id, node in state.nodes.items() if node.state == "done"}
@@ -75,6 +76,13 @@ class Display:
 
     def note(self, text: str) -> None:
         self._print(text)
+
+    def waits(self, node_id: str, reason: str, text: str) -> None:
+        """Show what a node waits for, once for each reason, and again every five minutes. text: follows "waiting"."""
+        said = self._waits.get((node_id, reason))
+        if said is None or time.monotonic() - said >= UNCHANGED_S:
+            self._waits[node_id, reason] = time.monotonic()
+            self.note(f"{node_id}: waiting{text}")
 
     def warn(self, text: str) -> None:
         self._print(f"warning: {text}", error=True)

@@ -41,7 +41,7 @@ class LiveDisplay(Display):
         self._drawn.stop()
 
     def changed(self, node_id: str) -> None:
-        """Do nothing: the table is redrawn regularly."""
+        """Do nothing: the table on the terminal is redrawn regularly."""
 
     def _print(self, text: str, *, error: bool = False) -> None:
         self._console.print(as_typed(printable(text)), markup=False, highlight=False, soft_wrap=True)

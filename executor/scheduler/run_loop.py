@@ -72,12 +72,11 @@ def run_session(
 
 @define
 class Waiting:
-    """A node that has yet to run. not_before: by the monotonic clock. is_reported: the lease's holder was shown."""
+    """A node that has yet to run. not_before: by the monotonic clock."""
 
     place: int
     node_id: str
     not_before: float = 0.0
-    is_reported: bool = False
 
 
 class RunLoop:
@@ -265,10 +264,8 @@ class RunLoop:
 
     def _wait_for_lease(self, waiting: Waiting, lease: Lease) -> None:
         waiting.not_before = time.monotonic() + LEASE_POLL_S
-        holder = lease.holder_text()
-        if not waiting.is_reported and holder:
-            self._display.note(f"{waiting.node_id}: waiting, {holder}")
-            waiting.is_reported = True
+        if holder := lease.holder_text():
+            self._display.waits(waiting.node_id, "lease", f", {holder}")
 
     def _on_start(self, node_id: str, start: AttemptStart) -> int:
         """Record that a stage starts; returns the number of the attempt."""

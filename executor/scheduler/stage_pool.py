@@ -60,7 +60,7 @@ class StagePool:
         """Create a pool without attempts. call: runs a function in the loop's thread."""
         self.running: dict[str, Attempt] = {}
         self._useful: dict[str, int | None] = {}
-        self._told: set[str] = set()  # the nodes that were said to wait for room, and descriptions of clusters
+        self._told: set[str] = set()  # descriptions of clusters
         self._store = store
         self._graph = graph
         self._record = record
@@ -80,19 +80,16 @@ class StagePool:
         demand = capacity.demand(node, useful)
         if not room.fits(demand):
             if node.launch.kind == "ray":
-                self._say_it_waits(node, f"for room: needs {demand}; free of what this run may use: {room}")
+                self._display.waits(
+                    node.id, "room", f" for room: needs {demand}; free of what this run may use: {room}"
+                )
             return None
         cores = self._cores if self._backends.room_of(node.launch) is self._backends.here else None
         if cores is not None and (reason := cores.take(demand.cpus)):
-            self._say_it_waits(node, f"for CPUs: needs {demand.cpus}; {reason}")
+            self._display.waits(node.id, "CPUs", f" for CPUs: needs {demand.cpus}; {reason}")
             return None
         share = room.take(demand, capacity.threads(node, useful))
         return Reservation(room, cores, demand, share, capacity.part(node, useful))
-
-    def _say_it_waits(self, node: GraphNode, why: str) -> None:
-        if node.id not in self._told:
-            self._told.add(node.id)
-            self._display.note(f"{node.id}: waiting {why}")
 
     def _capacity(self, node: GraphNode) -> Capacity:
         return self._backends.of(node.launch).capacity()

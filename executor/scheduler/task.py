@@ -20,7 +20,7 @@ from attrs import frozen
 
 from dsl.convert import unstructure
 from dsl.errors import DflowError, StageError
-from dsl.files import read_object, write_json
+from dsl.files import read_object_or_none, write_json
 from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode, node_to_json
 from dsl.imports import search_path
@@ -39,7 +39,7 @@ from executor.keys.node_key import (
 from executor.launchers.stage_contract import InputArtifact, StageSpec, write_sealed
 from executor.planning.planner import Planner
 from executor.records.events import Cut, Event, Info, Metric, Progress, System, read_events
-from executor.records.run_record import Record
+from executor.records.run_record import LOG, Record
 from executor.store.artifact_store import Store
 from executor.store.integrity import check_before_use
 from executor.store.lease import Lease
@@ -244,7 +244,7 @@ class Task:
 
     def _earlier_seconds(self) -> float:
         """The seconds of the attempts that left the work folder; one that was killed ended with its last report."""
-        work = read_object(self.lease.folder / "work.json") or {}
+        work = read_object_or_none(self.lease.folder / "work.json") or {}
         seconds: float = work["seconds"] if is_moment(work.get("seconds")) else 0.0
         started: float | None = work["started"] if is_moment(work.get("started")) else None
         run = self.lease.last_run
@@ -252,7 +252,7 @@ class Task:
             return seconds
         reports = (
             event.time
-            for event in read_events(self.store.records / run / "events.jsonl")
+            for event in read_events(self.store.records / run / LOG)
             if event.node == self.node.id and event.time >= started and isinstance(event.body, REPORTS)
         )
         return seconds + max(reports, default=started) - started
@@ -285,7 +285,7 @@ class Task:
             return []
         return [
             event
-            for event in read_events(self.store.records / run / "events.jsonl")
+            for event in read_events(self.store.records / run / LOG)
             if event.node == self.node.id and isinstance(event.body, Metric | Cut)
         ]
 

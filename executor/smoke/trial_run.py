@@ -164,7 +164,7 @@ def _growth_of_inputs(node: GraphNode, measured: Measured, growths: Mapping[str,
     """The growth of a node whose op gives none: all work is assumed to grow like its largest input."""
     growth = max([1.0, *(growths[parent].output for parent in node.parents)])
     notes = (f"its op does not declare what grows: all of it is scaled, {growth:,.3g} times",) if growth > 1 else ()
-    series = (Amount(1, growth, ""),) * max(1, len(series_of(measured.reports)))
+    series = (Amount(1, growth),) * max(1, len(series_of(measured.reports)))
     return Growth(series=series, output=growth, notes=notes)
 
 

@@ -24,7 +24,16 @@ import attrs
 
 from dsl.artifact_digest import MANIFEST
 from dsl.errors import StageError, StoreError
-from dsl.files import append_line, clear_error, clear_errors, read_json, read_lines, read_object, sync, write_json
+from dsl.files import (
+    append_line,
+    clear_error,
+    clear_errors,
+    read_json_or_none,
+    read_lines,
+    read_object_or_none,
+    sync,
+    write_json,
+)
 from executor.store.commit_journal import NOTE, PendingCommit
 from executor.store.digests import FileEntry, altered_files, artifact_digest, seal_artifact_files
 from executor.store.lease import Lease, remove_leftovers
@@ -221,7 +230,7 @@ class Store:
         the attempt was given up.
         """
         lease.wait_for_ranks()
-        journal = read_object(lease.folder / COMMIT)
+        journal = read_object_or_none(lease.folder / COMMIT)
         entry = IndexLine.from_json(journal) if journal is not None else None
         if journal is None or entry is None:
             pending = PendingCommit.read(lease.folder, key)
@@ -288,7 +297,7 @@ class Store:
             raise clear_error(error, self.path) from error
         with clear_errors(self.path):
             # First: a folder without it is not recognised as a store, and an older dflow refuses it by its number.
-            if read_json(self.path / "format") != FORMAT:
+            if read_json_or_none(self.path / "format") != FORMAT:
                 if (self.path / KEPT_BY_GIT).exists():  # by Git, whose modes are no choice of the user's
                     with suppress(PermissionError):  # it belongs to another user
                         self.path.chmod(PRIVATE)
@@ -337,7 +346,7 @@ def _check_format(path: Path) -> None:
 
 def _version(path: Path) -> Any:
     try:
-        return read_json(path / "format")
+        return read_json_or_none(path / "format")
     except ValueError as error:
         raise StoreError(f"{path}: this is not a store of dflow (its file `format` holds no number)") from error
 

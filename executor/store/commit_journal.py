@@ -16,7 +16,7 @@ from attrs import frozen
 
 from dsl.artifact_digest import MANIFEST
 from dsl.convert import unstructure
-from dsl.files import read_object, write_json
+from dsl.files import read_object_or_none, write_json
 from executor.store.manifest import IndexLine, Manifest
 from executor.store.names import OUT, RUN
 from executor.system.hardware import boot_id
@@ -50,7 +50,7 @@ class PendingCommit:
 
         Files that an interrupted commit added are removed.
         """
-        note = read_object(folder / NOTE) or {}
+        note = read_object_or_none(folder / NOTE) or {}
         if note.get("boot") != boot_id():
             return None
         values = [note.get(name) for name in ("manifest", "line", "files")]

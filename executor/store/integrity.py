@@ -23,7 +23,7 @@ import attrs
 
 from dsl.artifact_digest import MANIFEST
 from dsl.errors import StoreError
-from dsl.files import append_lines, read_json, read_lines
+from dsl.files import append_lines, read_json_or_none, read_lines
 from dsl.finding import File, Finding
 from executor.store.artifact_store import Store
 from executor.store.digests import FileEntry, artifact_digest, sha256_of
@@ -135,7 +135,7 @@ class _Artifact:
         if (self._folder / MANIFEST).is_symlink():
             return self._damage(MANIFEST, "link")
         try:
-            manifest = read_json(self._folder / MANIFEST)
+            manifest = read_json_or_none(self._folder / MANIFEST)
             if manifest is None:
                 return self._damage(MANIFEST, "missing")
             files = file_entries(manifest)

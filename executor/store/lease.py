@@ -36,7 +36,16 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import LeaseLost, StageError, StopRequested, StoreError
-from dsl.files import NO_FILE, clear_errors, known_fields, open_own, open_plain, parsed_object, read_object, remove_link
+from dsl.files import (
+    NO_FILE,
+    clear_errors,
+    known_fields,
+    open_own,
+    open_plain,
+    parsed_object,
+    read_object_or_none,
+    remove_link,
+)
 from executor.store.names import KEY, REMOVED_FROM_WORK
 from executor.system.crash_points import fail_point
 from executor.system.json_values import Check, fit, is_flag, is_text, is_whole
@@ -184,7 +193,7 @@ class Lease:
             if path != self.folder and KEY.fullmatch(path.name) and is_folder(path)
         ]
         for folder in sorted(others, key=_started, reverse=True):
-            if (read_object(folder / "work.json") or {}).get("key_without_code") != key_without_code:
+            if (read_object_or_none(folder / "work.json") or {}).get("key_without_code") != key_without_code:
                 continue
             with Lease(folder, self._run_id) as other:
                 if not (is_folder(other.work_dir) and other._try_acquire_quietly()):

@@ -22,7 +22,7 @@ from attrs import frozen
 from dsl.artifact_digest import MANIFEST, OUTSIDE_DIGEST
 from dsl.convert import structure, unstructure
 from dsl.errors import StructureError
-from dsl.files import clear_errors, known_fields, read_object, remove_link, write_json
+from dsl.files import clear_errors, known_fields, read_object_or_none, remove_link, write_json
 from executor.keys.node_key import Inputs, KeyParts
 from executor.store.digests import FileEntry
 from executor.system.json_values import Check, fit, is_id, is_moment, is_table_of, is_text
@@ -64,7 +64,7 @@ class Manifest:
     @classmethod
     def read(cls, file: Path) -> Manifest | None:
         """Read a manifest from a file; None if the file is missing or is not a manifest."""
-        return cls.from_json(read_object(file) or {})
+        return cls.from_json(read_object_or_none(file) or {})
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Manifest | None:
@@ -102,7 +102,7 @@ def committed_files(folder: Path) -> dict[str, FileEntry] | None:
 
     It uses no converter for speed: it is read for every node, even in a run in which nothing runs.
     """
-    return file_entries(read_object(folder / MANIFEST)) if is_folder(folder) else None
+    return file_entries(read_object_or_none(folder / MANIFEST)) if is_folder(folder) else None
 
 
 def file_entries(data: Any) -> dict[str, FileEntry] | None:

@@ -54,8 +54,8 @@ def is_list_of(check: Check) -> Check:
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
-def is_table_of(check: Check, name: Check = is_text) -> Check:
-    return lambda value: isinstance(value, dict) and all(map(name, value)) and all(map(check, value.values()))
+def is_table_of(check: Check) -> Check:
+    return lambda value: isinstance(value, dict) and all(map(is_text, value)) and all(map(check, value.values()))
 
 
 def fit(checks: Mapping[str, Check], values: Mapping[str, Any]) -> bool:

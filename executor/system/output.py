@@ -18,9 +18,9 @@ from typing import IO, Any, AnyStr, TextIO
 
 from dsl.files import clear_errors
 
-OK, FAILED, USAGE = 0, 1, 2  # USAGE: a mistake in usage or in a pipeline
+OK, FAILED, USAGE = 0, 1, 2  # USAGE: a mistake in usage or in a pipeline, an unknown name
 INTERRUPTED = 130  # Ctrl-C while nothing ran
-UNCHANGED_S = 60.0  # until an unchanged progress line is repeated
+UNCHANGED_S = 300.0  # until an unchanged progress line is repeated
 GAP = "  "
 NARROWEST = 16  # minimum width of the last column on a small terminal
 # The reader is gone, as behind `| head` or in a closed terminal: not worth reporting.
@@ -213,16 +213,19 @@ class Unrepeated:
 
     def __init__(self) -> None:
         self._last = ""
+        self._changed_at = ""
         self._shown_at = 0.0
 
     def line(self, text: str) -> str:
-        """The text to print: itself where it changed, once a minute with the time where it did not, else ""."""
+        """The text to print: itself where it changed, else every five minutes, with the time of its change, else ""."""
         now = time.monotonic()
         is_same = text == self._last
         if is_same and now - self._shown_at < UNCHANGED_S:
             return ""
+        if not is_same:
+            self._changed_at = time.strftime("%H:%M:%S")
         self._last, self._shown_at = text, now
-        return f"{text} (unchanged at {time.strftime('%H:%M:%S')})" if is_same else text
+        return f"{text} (unchanged since {self._changed_at})" if is_same else text
 
 
 TAIL_LINES = 20

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from dsl.finding import Field, Finding
 from dsl.graph import GraphNode
-from dsl.launch import Launch, Machine
+from dsl.launch import Launch, Machine, memory_bytes
 from dsl.shown import shown_bytes
 from executor.system.hardware import NO_GPU, gpu_indices, machine_memory, may_have_gpu
 
@@ -68,7 +68,7 @@ class Capacity:
         launch = node.launch
         limited = (launch.threads or useful or 0) * launch.processes_of_part
         cpus = launch.cpus or min(limited or self.cpus, self.cpus)
-        return Demand(cpus, launch.memory_bytes or 0, self._gpus_of(node))
+        return Demand(cpus, memory_bytes(launch) or 0, self._gpus_of(node))
 
     def threads(self, node: GraphNode, useful: int | None = None) -> int:
         """CPU threads of each process of a node, see `threads_of`."""
@@ -80,7 +80,7 @@ class Capacity:
         gpus = devices()
         return cls(
             machine.cpus or len(os.sched_getaffinity(0)),
-            machine.memory_bytes or machine_memory(),
+            memory_bytes(machine) or machine_memory(),
             gpus if machine.gpus is None else gpus[: machine.gpus],
             machine.gpus == 0,
         )

@@ -63,10 +63,9 @@ class Memo:
     no cache.
     """
 
-    def __init__(self, path: Path | None, name: str, spare_lines: int = SPARE_LINES) -> None:
+    def __init__(self, path: Path | None, name: str) -> None:
         self._path = path
         self._name = name
-        self._spare_lines = spare_lines
 
     def newest(self) -> dict[str, dict[str, Any]]:
         """The valid lines by name; a file of mostly superseded lines is rewritten with only these."""
@@ -74,7 +73,7 @@ class Memo:
             return {}
         lines = [line for line in read_lines(self._path) if self._name in line]
         valid = {line[self._name]: line for line in lines}
-        if len(lines) > 2 * len(valid) + self._spare_lines:
+        if len(lines) > 2 * len(valid) + SPARE_LINES:
             with suppress(OSError, StoreError):
                 # Lines that another process appends meanwhile are lost, and computed again.
                 replace_file(self._path, b"".join(map(compact, valid.values())))

@@ -24,7 +24,6 @@ FOR_CHILDREN = "DFLOW_TRUSTED"  # SHA-256 of lines, by spaces
 STORE = "store"
 STORE_ID = ".id"
 UNKNOWN_STORE = "not one that you made here, at this place"
-HOW = "read it, then repeat the command with --trust"
 
 
 def trust(what: str, content: str | bytes) -> None:
@@ -68,7 +67,7 @@ def is_own_store(path: Path) -> bool:
 def require_own_store(path: Path) -> None:
     """Check that the user made or trusts the store. Raises NotTrusted."""
     if not is_own_store(path):
-        raise NotTrusted(f"the store {path} is {UNKNOWN_STORE}; {HOW}")
+        raise NotTrusted(f"the store {path} is {UNKNOWN_STORE}")
 
 
 def _identity(store: Path) -> bytes:

@@ -23,11 +23,11 @@ from dsl.op_class import hook
 from dsl.secrets import redact, secret_names, values_of
 from dsl.shown import shown_bytes
 from executor.records.events import EventReader, NodeEvents
-from executor.records.run_record import NodeState, Record, load_begun
+from executor.records.run_record import LOG, NodeState, Record, load_begun
 from executor.results.op_hooks import Part, Request, shown_by_ops
 from executor.system.output import counted
 from executor.system.symlinks import is_plain
-from executor.system.trust import HOW, require_own_store
+from executor.system.trust import require_own_store
 from executor.tracking.contents import (
     ACCEPTED,
     ARTIFACT,
@@ -59,7 +59,7 @@ from executor.tracking.sync_state import SentPart, SentRun, log_size
 
 POINTS_AT_ONCE = 2000
 LOCKED_TRIES = 15
-ENDS = ("node", "combination", "run")  # the order in which runs are closed
+CLOSING_ORDER = ("node", "combination", "run")  # the order in which runs are closed
 
 
 class Replay:
@@ -84,7 +84,7 @@ class Replay:
         self._is_live = is_live
         self._report = report or ReportWriter(store, folder)
         self._say = say
-        self._reader = EventReader(folder / "events.jsonl")
+        self._reader = EventReader(folder / LOG)
         self._events: dict[str, NodeEvents] = {}
         self._warning: str | None = None
         self._held: dict[Place, HeldRun] | None = None  # None: MLflow has to be asked
@@ -114,9 +114,8 @@ class Replay:
         except StoreError as error:
             return f"MLflow lacks a part of the run: {error}; then send it with `dflow sync {self._folder.name}`"
         except NotTrusted as error:
-            why = str(error).removesuffix(f"; {HOW}")
             how = f"read it, then send it with `dflow sync {self._folder.name} --trust`"
-            return f"MLflow lacks a part of the run: {why}; {how}"
+            return f"MLflow lacks a part of the run: {error.what}; {how}"
         except UNREACHABLE as error:
             self._held = None
             if "file is not a database" in str(error):
@@ -176,7 +175,7 @@ class Replay:
             self._begin(run)
         if not is_running:
             self._models = {node: model for node, model in self._models.items() if model is not None}  # tried again
-        for run in sorted(runs, key=lambda run: ENDS.index(run.place[0])):
+        for run in sorted(runs, key=lambda run: CLOSING_ORDER.index(run.place[0])):
             self._bring_up_to_date(run, is_last=not (is_running or was_sent))
         self._upload(at_most=1 if is_running else None)
         self._sent.events = None if is_running or self._warning else size

@@ -18,7 +18,7 @@ from attrs import define, field
 
 from dsl.convert import structure, unstructure
 from dsl.errors import StoreError, StructureError
-from dsl.files import known_fields, open_own, read_object, write_json
+from dsl.files import known_fields, open_own, read_object_or_none, write_json
 from dsl.imports import no_collection
 from executor.records.run_record import LOG, Record
 
@@ -72,7 +72,7 @@ class SentRun:
         """Read the record of what was sent; None without one, or if it is damaged: the runs are then found by their
         tags.
         """
-        data = read_object(folder / FILE)
+        data = read_object_or_none(folder / FILE)
         if data is None:
             return None
         try:
@@ -104,8 +104,8 @@ def send_rest(
 ) -> tuple[str | None, Mapping[str, int]]:
     """Send what MLflow lacks of a run. The caller holds the record's lock.
 
-    say: called with what takes long. Returns a warning where MLflow cannot be reached, and the counts of runs, points
-    and files sent.
+    say: called with a text before each long step. Returns a warning where MLflow cannot be reached, and the counts of
+    runs, points and files sent.
     """
     with sync_lock(folder):
         replay = new_replay(store, folder, None, is_live=False, say=say)

@@ -61,7 +61,7 @@ def estimate(config: CaptureTargets, context: PlanContext) -> Estimate:
     forecast = evolve(forecast, counted=kept)
     growth = None
     if kept is not None:
-        captured = kept.tokens.amount("tokens")
+        captured = kept.tokens.amount()
         growth = Growth(series=(captured,), output=captured.growth)
     if target is None:
         return Estimate(growth=growth, forecast=forecast)

@@ -80,7 +80,7 @@ class Setting:
 
     @property
     def exact(self) -> bool:
-        """Whether every verification step must be equal."""
+        """Whether SGLang must accept as many tokens as `evaluate` in every verification step: both are in float32."""
         return self.dtype == self.evaluated_in == "float32"
 
 

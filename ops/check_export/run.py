@@ -88,7 +88,7 @@ def check_report(report: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
 def choose_prompts(
     config: CheckExport, stage: Stage, report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> list[Prompt]:
-    """`live_prompts` of each category, spread over those of the evaluation and in their order."""
+    """The prompts to serve: `live_prompts` of each category, spread over those of the evaluation and in their order."""
     reader = TokenReader(stage.inputs["tokens"], report["split"])
     index = {record["id"]: place for place, record in enumerate(reader.records)}
     groups = [(row["category"], row.get("topic", "")) for row in rows]

@@ -59,7 +59,7 @@ def position_figure(report: Mapping[str, Any]) -> Figure:
 
 
 def topics_figure(report: Mapping[str, Any]) -> Figure:
-    """tau of each topic with a step, the lowest first, with 95 % intervals."""
+    """A figure of the tau of each topic with a step, the lowest first, with 95 % intervals."""
     figure, axes = _empty(report)
     taus = {topic: tau for topic, tau in report["tau_by_topic"].items() if tau["steps"]}
     order = sorted(taus, key=lambda topic: (taus[topic]["tau"], topic))

@@ -39,10 +39,11 @@ def interval(estimate: float, resampled_R: np.ndarray, count: int) -> tuple[floa
 
 
 def topic_names(topic: str) -> tuple[str, str, str]:
-    """(tau, low, high) of a topic in MLflow: "eval/tau_topic/math", "eval/tau_topic_low/math", ....
+    """The names in MLflow of a topic's tau and of its interval's ends: "eval/tau_topic/math",
+    "eval/tau_topic_low/math", ....
 
-    A topic is any text: one with a character that a name must not have gets the start of its digest, so that no two
-    are the same.
+    A topic is any text: one with a character that a name must not have gets the start of its digest, so that no two are
+    the same.
     """
     safe = UNSAFE.sub("_", topic)
     if safe != topic or len(topic) > LONGEST_NAME or not topic.strip(". "):

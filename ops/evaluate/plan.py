@@ -70,7 +70,7 @@ def _growth(config: Evaluate, context: PlanContext) -> Growth | None:
         full = _prompts(_of_split(counted.samples.full, config.split), config.max_prompts)
     else:
         return None
-    return Growth(series=(Amount(small, full, "prompts"),), output=max(1.0, full / max(small, 1)), notes=(UNTRAINED,))
+    return Growth(series=(Amount(small, full),), output=max(1.0, full / max(small, 1)), notes=(UNTRAINED,))
 
 
 def _of_split(samples: Mapping[Kind, float], split: str) -> dict[str, float]:

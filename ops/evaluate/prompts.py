@@ -89,7 +89,7 @@ def processor_of(stage: Stage, target: Target) -> Processor:
 
 
 def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Processor) -> list[Prompt]:
-    """`max_prompts` of each category, spread over the split or the file, in its order.
+    """The prompts to decode: `max_prompts` of each category, spread over the split or the file, in its order.
 
     Raises DataError if the target cannot read them.
     """
@@ -148,7 +148,7 @@ def _sample(
 def spread_prompts(
     prompts: Sequence[Prompt], max_prompts: int | None, info: Callable[[str], None] | None = None
 ) -> list[Prompt]:
-    """`max_prompts` of each category as `spread_over_each` chooses, all of them if that is None.
+    """At most `max_prompts` prompts of each category, as `spread_over_each` chooses; None: all of them.
 
     info: gets how many are omitted.
     """

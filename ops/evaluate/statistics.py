@@ -94,7 +94,7 @@ def by_category(answers: Iterable[tuple[str, Decoded]]) -> dict[str, list[Decode
 
 
 def by_topic(answers: Iterable[tuple[str | None, Decoded]]) -> dict[str, list[Decoded]]:
-    """Those of the MOST_TOPICS topics with the most prompts, in the order of their names; {} without a topic."""
+    """The answers by topic, for the MOST_TOPICS topics with the most prompts, in order of name; {} without a topic."""
     groups: dict[str, list[Decoded]] = {}
     for topic, answer in answers:
         if topic is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from attrs import Factory, frozen
 
 from ops.lib.drafts.algorithms import NO_SERVER, Algorithm, name_and_fields, plain
-from ops.lib.drafts.backbone.config import ENDS, DraftConfig, to_serving
+from ops.lib.drafts.backbone.config import SCALES, DraftConfig, to_serving
 from ops.lib.drafts.backbone.contract import SGLANG, embedding_warnings
 from ops.lib.drafts.backbone.serving_contract import SPECULATORS
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
@@ -206,7 +206,7 @@ def _draft(facts: CardFacts) -> str:
         ("parameters", facts.parameters),
         ("dtype of the weights", facts.dtype),
     ]
-    rows += [(name, _plain(getattr(draft, name))) for name, usual in ENDS.items() if getattr(draft, name) != usual]
+    rows += [(name, _plain(getattr(draft, name))) for name, usual in SCALES.items() if getattr(draft, name) != usual]
     rotary = rotary_warning(draft.partial_rotary_factor)
     of_embedding = embedding_warnings(to_serving(draft), facts.target_config) if draft.algorithm.engine else {}
     warnings = [*((rotary,) if rotary else ()), *of_embedding.values()]

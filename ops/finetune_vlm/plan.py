@@ -90,7 +90,7 @@ def _growth(config: FinetuneVlm, context: PlanContext) -> Growth | None:
     if context.trial is None:
         return None
     counted = first_counted(context.inputs["tokens"])
-    series = [Amount(context.trial.config.steps, config.steps, "steps")]
+    series = [Amount(context.trial.config.steps, config.steps)]
     if config.metric != "none" and counted is not None:
         measured = 1 if config.eval_every is None else 1 + (config.steps - 1) // config.eval_every
         series += [_answers(config, counted, "val", measured), _answers(config, counted, "test", 1)]
@@ -101,7 +101,7 @@ def _answers(config: FinetuneVlm, counted: TokensCounted, split: str, times: int
     trial, full = counted.samples.of((split,))
     if config.eval_samples is not None:
         trial, full = min(trial, config.eval_samples), min(full, config.eval_samples)
-    return Amount(trial, full * times, "answers")
+    return Amount(trial, full * times)
 
 
 def _start(config: FinetuneVlm, tokens: TokensForecast | None, context: PlanContext) -> Mapping[str, Any]:

@@ -50,7 +50,7 @@ def estimate(config: Ingest, context: PlanContext) -> Estimate:
         full |= {(category, split): count for split, count in kept_of(config, counts).items()}
         small |= {(category, split): count for split, count in kept_of(trial.config, counts).items()}
     samples = kept_samples(trial.artifact, Counts(small, full))
-    growth = Growth(output=samples.amount("samples").growth, notes=(READ_WHOLE,))
+    growth = Growth(output=samples.amount().growth, notes=(READ_WHOLE,))
     return Estimate(growth=growth, forecast=evolve(forecast, samples=samples))
 
 

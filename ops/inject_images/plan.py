@@ -18,5 +18,5 @@ def estimate(config: InjectImages, context: PlanContext) -> Estimate:
     if context.trial is None or source is None or source.samples is None:
         return Estimate(forecast=forecast)
     samples = kept_samples(context.trial.artifact, source.samples)
-    growth = Growth(series=(source.samples.amount("samples"),), output=samples.amount("samples").growth)
+    growth = Growth(series=(source.samples.amount(),), output=samples.amount().growth)
     return Estimate(growth=growth, forecast=evolve(forecast, samples=samples))

@@ -58,8 +58,8 @@ class Counts:
         )
         return Counts(trial, full)
 
-    def amount(self, unit: str, splits: Iterable[str] = SPLITS) -> Amount:
-        return Amount(*self.of(splits), unit)
+    def amount(self, splits: Iterable[str] = SPLITS) -> Amount:
+        return Amount(*self.of(splits))
 
 
 @frozen(kw_only=True)
@@ -461,7 +461,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_target_config(directory: Path) -> dict[str, Any]:
-    """config.json of a target's checkpoint, with what it leaves to its class. Raises DataError as `read_config`."""
+    """The config.json of a target's checkpoint, with what it leaves to its class. Raises DataError as `read_config`."""
     return with_defaults(read_config(directory / "config.json"))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from dsl.errors import DataError
 from ops.lib.data.files import read_object
@@ -15,6 +15,7 @@ from ops.lib.drafts.backbone.contract import DTYPES as STORED_DTYPES
 from ops.lib.drafts.backbone.sizes import expected_shapes
 from ops.lib.target.checkpoint_check import tensor_headers
 from ops.lib.target.checkpoint_files import INDEX, SINGLE
+from ops.lib.target.stored_weights import StoredTensor
 from ops.load_draft.publishers import OF_DFLOW
 from ops.load_draft.read_config import ReadDraft
 
@@ -38,16 +39,6 @@ DTYPES = {stored: name for name, stored in STORED_DTYPES.items()}
 SHOWN = 8
 # Files that change a draft: another embedding of the mask token, and quantised weights.
 FORBIDDEN = ("mask_embedding.pt", "hf_quant_config.json")
-
-
-@frozen
-class StoredTensor:
-    """A tensor in a file: its name there, its shape, and safetensors' name of its dtype."""
-
-    file: Path
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @define
@@ -136,7 +127,7 @@ def _stored(directory: Path, mistakes: list[str]) -> dict[str, StoredTensor]:
             own = SPELLINGS.get(own, own)
             if own in found:
                 mistakes.append(f"{own}: is there twice, in {found[own].file.name} and in {file.name} as {name}")
-            found[own] = StoredTensor(file, name, header.shape, header.dtype)
+            found[own] = header
     return found
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from ops.lib.drafts.backbone.config import ENDS
+from ops.lib.drafts.backbone.config import SCALES
 from ops.lib.drafts.backbone.speculators import AUX_LAYER_IDS, LAYER_CONFIG, LAYER_OFFSET, NON_CAUSAL
 from ops.lib.drafts.dflash.config import ARCHITECTURE
 from ops.lib.drafts.dflash2.config import SERVED, Dflash2
@@ -85,7 +85,7 @@ KEYS: Mapping[str, Any] = {
     "hidden_act": (None, "silu"),
     "attention_mode": (None, "gqa", "mha"),
     "use_aux_hidden_state": (None, True),
-    **{name: OFF if default is None else ONE for name, default in ENDS.items()},  # at the top level no class reads them
+    **{name: OFF if default is None else ONE for name, default in SCALES.items()},  # top level: no class reads them
     **dict.fromkeys(("logit_scale", "attention_value_scale"), ONE),
     **dict.fromkeys(("attn_logit_softcapping", "attention_sink_bias"), OFF),
     **dict.fromkeys(("mlp_bias", "gating", "quantization_config", "compression_config", "lm_head_quant"), OFF),
@@ -203,7 +203,7 @@ class Reading:
         rules = {**KEYS, **self.publisher.keys, **FIELDS[self.algorithm]}
         for prefix, table in self._tables():
             for name, value in table.items():
-                is_read = prefix == f"{NEST}." and name in ENDS
+                is_read = prefix == f"{NEST}." and name in SCALES
                 self._take(prefix, name, value, float if is_read else rules.get(name))
 
     def _tables(self) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -15,11 +15,12 @@ from dsl.errors import ConfigError
 from dsl.finding import Finding
 from ops.capture_targets.layers import spread_layers
 from ops.lib.drafts.backbone.config import (
-    ENDS,
     FULL_ATTENTION,
+    SCALES,
     SIZES,
     SLIDING_ATTENTION,
     DraftConfig,
+    DraftConfigError,
     from_serving,
     table_of,
     unfit_fields,
@@ -94,9 +95,8 @@ def read_draft_config(
         raise _refusal(publisher, [*reading.mistakes, *_other_target(shape, target)])
     try:
         draft = DraftConfig(**shape)
-    except ConfigError as error:
-        of_shape = [line.strip() for line in str(error).splitlines()[1:]]
-        raise _refusal(publisher, [*of_shape, *_other_target(shape, target)]) from None
+    except DraftConfigError as error:
+        raise _refusal(publisher, [*error.mistakes, *_other_target(shape, target)]) from None
     if wrong := _target_mistakes(draft, target):
         raise _refusal(publisher, wrong)
     written = reading.layer_ids
@@ -165,8 +165,8 @@ def _is_import(imported: Any) -> bool:
 
 
 def _refusal(publisher: Publisher, mistakes: Iterable[str]) -> ConfigError:
-    listed = "\n".join(f"  {mistake}" for mistake in dict.fromkeys(mistakes))
-    return ConfigError(f"config.json, read as {publisher.name} writes it, cannot be imported:\n{listed}")
+    head = f"config.json, read as {publisher.name} writes it, cannot be imported"
+    return ConfigError(*dict.fromkeys(mistakes), head=head)
 
 
 def _target_mistakes(draft: DraftConfig, target: Mapping[str, Any] | None) -> list[str]:
@@ -190,7 +190,7 @@ def _shape(
     shape = {name: reading.get(name) for name in (*SIZES, "mask_token_id", "attention_bias")}
     shape |= {"block_size": held.block_size, "algorithm": held.algorithm}
     shape["rms_norm_eps"] = float(shape["rms_norm_eps"])
-    shape |= {name: reading.values[name] or ENDS[name] for name in ENDS if name in reading.values}
+    shape |= {name: reading.values[name] or SCALES[name] for name in SCALES if name in reading.values}
     rope = read_rope({name: reading.values[name] for name in ROPE_KEYS if name in reading.values}, partial)
     reading.notes.extend(rope.notes)
     reading.mistakes.extend(rope.mistakes)

@@ -21,6 +21,7 @@ from ops.lib.drafts.backbone.rope import rope_frequencies
 from ops.lib.drafts.backbone.sizes import expected_shapes
 from ops.lib.target.embedding_and_head import tensor_files
 from ops.lib.target.model import target_info
+from ops.lib.target.stored_weights import StoredTensor
 from ops.load_draft.headers import (
     CONFIDENCE,
     DTYPES,
@@ -29,7 +30,6 @@ from ops.load_draft.headers import (
     W1,
     W2,
     DraftFiles,
-    StoredTensor,
     read_headers,
     unfit_weights,
 )
@@ -81,7 +81,7 @@ def _read(stored: StoredTensor) -> Tensor:
 
 
 def _reordered(fc: Tensor, layer_order: Sequence[int]) -> Tensor:
-    """fc.weight [M, L * M] with its columns in another order of the layers."""
+    """The tensor fc.weight [M, L * M] with its columns in another order of the layers."""
     return fc.unflatten(1, (len(layer_order), -1))[:, list(layer_order)].flatten(1).contiguous()
 
 

@@ -72,7 +72,7 @@ def estimate(config: RegenerateAnswers, context: PlanContext) -> Estimate:
         forecast = evolve(forecast, samples=kept)
         growth = Growth(
             series=(_answered(config, source.samples),) if generates else (),
-            output=kept.amount("samples").growth,
+            output=kept.amount().growth,
             notes=(HARDLY_TRAINED,) if generates and target is not None and target.is_tried else (),
         )
     if not generates:
@@ -116,7 +116,7 @@ def _answered(config: RegenerateAnswers, samples: Counts) -> Amount:
     together = config.concurrency if config.backend == "endpoint" else config.batch_tokens / config.max_new_tokens
     batches = math.ceil(small / max(together, 1))
     fewest = small * math.ceil(full / max(together, 1)) / max(batches, 1)
-    return Amount(small, full, "samples", fewest=min(fewest, full))
+    return Amount(small, full, fewest=min(fewest, full))
 
 
 def missing_here(config: RegenerateAnswers) -> dict[str, str]:

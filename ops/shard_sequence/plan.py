@@ -31,7 +31,7 @@ def estimate(config: ShardSequence, context: PlanContext) -> Estimate:
     tokens, samples = counted.tokens.of(("train",))[1], counted.samples.of(("train",))[1]
     left_free = tokens / max(samples, 1) / 2  # a step ends before the sample that does not fit: half of one, on average
     of_epoch = max(1, math.ceil(tokens / max(config.tokens_per_step - left_free, config.tokens_per_step / 2)))
-    steps = Amount(read_json(context.trial.artifact / "plan.json")["steps"], of_epoch * config.epochs, "steps")
+    steps = Amount(read_json(context.trial.artifact / "plan.json")["steps"], of_epoch * config.epochs)
     forecast = StepsForecast(
         steps=steps, tokens_per_step=tokens / of_epoch, of_tokens=of_tokens, pad_multiple=config.pad_multiple
     )

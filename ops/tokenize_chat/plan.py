@@ -62,7 +62,7 @@ def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
     if context.trial is not None and source is not None and source.samples is not None:
         samples = kept_samples(context.trial.artifact, source.samples)
         counted = TokensCounted(samples=samples, tokens=counted_tokens(context.trial.artifact, samples))
-        growth = Growth(series=(source.samples.amount("samples"),), output=counted.tokens.amount("tokens").growth)
+        growth = Growth(series=(source.samples.amount(),), output=counted.tokens.amount().growth)
     forecast = evolve(forecast, counted=counted, identity=context.identity)
     count, per = amount(config.expected_tokens)
     return Estimate(

@@ -271,7 +271,10 @@ class ShardWriter:
         (folder / "samples.jsonl").touch()
 
     def add(self, sample: TokenSample, split: str, named: dict[str, str]) -> None:
-        """Splits must come one after the other. named: further values of the record."""
+        """Add a sample to its split's current shard; splits must come one after the other.
+
+        named: further values of the sample's record.
+        """
         self._samples.append(sample)
         self._named.append(named)
         self._bytes += sample.pixel_values.nbytes

@@ -25,7 +25,7 @@ from ops.lib.drafts.backbone.step import MicroBatch, rows_alike
 from ops.lib.drafts.losses.slots import Weighted, block_labels, draw_anchors, slot_weights
 from ops.lib.sequence_parallel.context_range import ContextRange
 from ops.lib.sequence_parallel.exchange import deal_blocks
-from ops.train_dflash.staging import Direct, Sent, Transfer
+from ops.train_dflash.staging import Sent, Transfer
 
 ROWS = "rows_W"  # of Weighted, among the tensors of a micro-batch
 ALIGNMENT = 512  # bytes: where a tensor begins among others, as torch's allocator on a GPU has it
@@ -247,12 +247,6 @@ class Packed:
                 part.write(tensors[name].view(-1))
         weighted = evolve(self.weighted, rows_W=tensors.pop(ROWS))
         return MicroBatch(**tensors, seen=self.seen, weighted=weighted, alike_W=self.alike_W), sent
-
-
-def prepare(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher: bool = False) -> MicroBatch:
-    """The micro-batch of `pack` on the rank's device, complete on return. Depends only on its arguments."""
-    batch, _ = pack(reader, samples, place, with_teacher=with_teacher).send(Direct(place.device))
-    return batch
 
 
 def pack(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher: bool = False) -> Packed:

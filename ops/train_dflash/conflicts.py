@@ -225,8 +225,7 @@ def _shape(
     except DraftConfigError as error:
         return by_field(_named(mistake, config) for mistake in error.mistakes if not mistake.startswith(LAYER_IDS))
     except ConfigError as error:
-        field = "intermediate_size" if "intermediate_size" in str(error) else "target"
-        return {field: str(error)}
+        return {"target": str(error)}
 
 
 def _named(mistake: str, config: TrainDflash) -> tuple[str, str]:

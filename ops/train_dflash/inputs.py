@@ -32,8 +32,7 @@ _Opened = tuple[dict[str, Any], Reader, Reader]
 
 @frozen
 class Inputs:
-    """embed [V, M] and head are the target's, on the rank's device in the config's dtype. steps are those to train,
-    `max_steps` applied.
+    """The checked inputs of a training.
 
     embed, head: the target's, [V, M], on the rank's device in the config's dtype. steps: those to train, at most
     `max_steps`. captured: the content of features.json without its shards, even if captured online, with the training's

@@ -159,7 +159,7 @@ def _growth(config: TrainDflash, context: PlanContext) -> Growth | None:
     rows = islice(read_jsonl(trial.inputs["batches"] / "steps.jsonl"), trial.config.max_steps)
     small = sum(row["tokens"] for row in rows)
     return Growth(
-        series=(Amount(small, steps * plan.tokens_per_step, "tokens"),),
+        series=(Amount(small, steps * plan.tokens_per_step),),
         tail=max(1.0, _measuring(config, context.inputs, steps)),
         notes=(f"about {steps:,.0f} steps",),
     )
@@ -174,7 +174,7 @@ def _measuring(config: TrainDflash, inputs: Mapping[str, Any], steps: float) -> 
     if given is None:
         return 1.0
     times = 1 if config.eval_every is None else 1 + (steps - 1) // config.eval_every
-    growth = given.tokens.amount("tokens", ("val",)).growth
+    growth = given.tokens.amount(("val",)).growth
     if config.measures_tau and counted is not None:
         small = _prompts(counted.samples.trial, config.eval_prompts)
         growth = max(growth, _prompts(counted.samples.full, config.eval_prompts) / max(small, 1))

@@ -10,7 +10,14 @@ from attrs import evolve
 from dsl.errors import ConfigError
 from ops.capture_targets.layers import spread_layers
 from ops.lib.drafts.algorithms import algorithm_class
-from ops.lib.drafts.backbone.config import ENDS, FULL_ATTENTION, POSITIONS, SLIDING_ATTENTION, DraftConfig
+from ops.lib.drafts.backbone.config import (
+    FULL_ATTENTION,
+    POSITIONS,
+    SCALES,
+    SLIDING_ATTENTION,
+    DraftConfig,
+    DraftConfigError,
+)
 from ops.lib.forecasts import FeaturesForecast
 from ops.lib.target.head_settings import PLAIN, embedding_scale, head_settings
 from ops.lib.target.token_ids import mask_of_texts
@@ -23,7 +30,7 @@ OF_PARENT = (  # of a warm start's draft
     "rope_scaling",
     "partial_rotary_factor",
     "tie_word_embeddings",
-    *ENDS,
+    *SCALES,
 )
 AS_TARGET = "DFLASH"  # the engine whose drafts take scale and soft cap of the target's logits; others the plain product
 EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps")  # the field's names in targets' configs
@@ -47,8 +54,8 @@ def draft_shape(
     """
     heads = text["num_attention_heads"]
     if config.intermediate_size is None and not text.get("intermediate_size"):
-        raise ConfigError(
-            "the target's config.json has no intermediate_size, since every MLP has experts: set it in train_dflash"
+        raise DraftConfigError(
+            "intermediate_size: the target's config.json has none, since every MLP has experts: set it in train_dflash"
         )
     algorithm = algorithm_class(config.algorithm)(**({} if config.terms is None else config.terms.sizes()))
     settings = head_settings(text) if algorithm.engine == AS_TARGET else PLAIN

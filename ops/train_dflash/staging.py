@@ -18,9 +18,9 @@ from torch import Tensor
 from ops.lib.kernels.device import to_device
 
 BUFFERS = 2  # one is written to while the other is copied
-PIECE = 2**28  # bytes of a buffer at most; a multiple of where tensors begin
+PIECE = 2**28  # bytes of a buffer at most; a multiple of the tensors' alignment
 
-Write = Callable[[Tensor, int], None]  # fills host bytes, uint8, which are those from a place on
+Write = Callable[[Tensor, int], None]  # fills host memory, uint8, which begins at this byte of the whole
 
 
 class Event(Protocol):

@@ -65,7 +65,7 @@ class Prepared:
     last: bool
 
     def size(self) -> int:
-        """The bytes of its features and of the target's final states."""
+        """The bytes of the micro-batch's features and of the target's final hidden states."""
         if self.batch is None:
             return 0
         teacher_UM = self.batch.teacher_UM

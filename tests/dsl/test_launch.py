@@ -11,6 +11,7 @@ from dsl.compile import override_graph
 from dsl.convert import structure
 from dsl.errors import ConfigError, PipelineError
 from dsl.graph import graph_from_json, graph_to_json
+from dsl.launch import memory_bytes
 from dsl.pipeline import Launch, Machine, Pipeline
 from dsl.read_toml import read_graph
 from dsl.shown import POWERS_OF_TWO, parsed_bytes, shown_bytes
@@ -195,10 +196,10 @@ launch = { gpus = 1, cpus = 2, memory = "1.5 GB", retries = 0, retry_wait = 1, t
     assert dict(graph.tags) == {"team": "a", "with space": "b"}
     assert graph.notes == "two\nlines"
     assert graph.machine == Machine(cpus=8, gpus=1, memory="24 GiB")
-    assert graph.machine.memory_bytes == 24 * 2**30
+    assert memory_bytes(graph.machine) == 24 * 2**30
     launch = graph.nodes["n"].launch
     assert launch == Launch(gpus=1, cpus=2, memory="1.5 GB", retries=0, retry_wait=1, timeout=60.5)
-    assert launch.memory_bytes == 1_500_000_000
+    assert memory_bytes(launch) == 1_500_000_000
     recorded = graph_from_json(json.loads(json.dumps(graph_to_json(graph))))
     assert recorded == graph
     changed = override_graph(recorded, ["n.max_samples=3"])

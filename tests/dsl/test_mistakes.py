@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli
@@ -110,3 +111,14 @@ def test_a_mistake_is_read_from_json_as_it_was_with_its_key_and_its_place(where:
     again = Finding.from_json(json.loads(json.dumps(finding.to_json())))
     assert (finding.path, str(finding.position), str(finding)) == (again.path, str(again.position), str(again))
     assert finding.to_json() == again.to_json()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{}, {"what": "it is wrong"}, {"level": "error"}, {"what": "", "level": "error"}, {"what": "x", "level": "bad"},
+     {"what": ["x"], "level": "error"}],
+    ids=str,
+)  # fmt: skip
+def test_what_says_nothing_or_has_no_level_is_no_finding(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="not a finding"):
+        Finding.from_json(wrong)

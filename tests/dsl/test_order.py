@@ -18,7 +18,7 @@ def graphs(draw: st.DrawFn) -> dict[str, list[str]]:
 
 
 def readers(parents: dict[str, list[str]], node_id: str) -> set[str]:
-    """All that reads from a node by at least one step."""
+    """The ids of all nodes that read from a node, directly or through others."""
     found: set[str] = set()
     for _ in parents:
         found |= {child for child, ids in parents.items() if {node_id, *found} & set(ids)}

@@ -91,7 +91,7 @@ def steps(config, stage):
 
 
 def slowly(path: Path, text: str) -> None:
-    """In two parts, so that a kill finds half of it; stops between them where the trial asks for that file."""
+    """Write a file in two parts, so that a kill finds half of it; stops in between if the trial asks for that file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         for part in (text[: len(text) // 2], text[len(text) // 2 :]):
@@ -104,7 +104,7 @@ def slowly(path: Path, text: str) -> None:
 
 @contextmanager
 def alone(name: str) -> Iterator[None]:
-    """Puts down that the node runs, and whether it did already: the lock goes with the process."""
+    """Log the node's start in calls.txt, and in overlaps.txt if it runs already. The lock ends with the process."""
     with (HERE / f"running-{name}").open("a") as marker:
         try:
             fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -50,7 +50,7 @@ GC = ("gc", "--delete", "--keep", "1")
 
 @frozen
 class Kill:
-    """What happens in one trial. place: a fail point's name, or "" for a moment (a part of an undisturbed run)."""
+    """One kill of a trial. place: a fail point's name, or "" for a kill at `moment`, a share of an undisturbed run."""
 
     seed: int
     victim: Victim
@@ -69,7 +69,7 @@ class Kill:
 
 @frozen
 class Undisturbed:
-    """What a run that nobody disturbs leaves: (files by name) for each digest, and how long it takes in seconds."""
+    """The result of an undisturbed run: the files by name for each digest, and its duration in seconds."""
 
     artifacts: dict[str, dict[str, bytes]]
     seconds: float
@@ -77,7 +77,7 @@ class Undisturbed:
 
 @frozen
 class Place:
-    """The folder of one trial with its store, and the command on them."""
+    """The folder of one trial: its store, and the dflow commands that run on it."""
 
     folder: Path
     mark: str = field(factory=lambda: uuid.uuid4().hex)
@@ -114,7 +114,7 @@ class Place:
         return self.dflow("run", "diamond.toml", **environment)
 
     def start_again(self, *options: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Resume, or run where the run was killed before it had a record."""
+        """Start `dflow resume`, or `dflow run` where the run was killed before it had a record."""
         if any(path.read_bytes().endswith(b"\n") for path in self.store.glob("records/*/events.jsonl")):
             return self.start("resume", *options, **environment)
         return self.start("run", "diamond.toml", **environment)
@@ -123,7 +123,7 @@ class Place:
         return self.start_again(*options, **environment).wait(COMMAND_S)
 
     def pids(self) -> list[int]:
-        """The processes of this trial that live."""
+        """The ids of this trial's live processes."""
         return [
             pid
             for pid in _all_pids()
@@ -131,11 +131,11 @@ class Place:
         ]
 
     def stopped(self) -> list[int]:
-        """Those of them that stopped at a named place."""
+        """The ids of the processes that stopped at a named place."""
         return [pid for pid in self.pids() if _state(pid) == "T"]
 
     def put_down(self, name: str) -> list[str]:
-        """What the ops wrote beside their file."""
+        """The words that the ops logged in a file of the trial's folder."""
         path = self.folder / name
         return path.read_text().split() if path.exists() else []
 
@@ -151,9 +151,9 @@ def undisturbed(folder: Path) -> Undisturbed:
 
 
 def tried(folder: Path, kill: Kill, reference: Undisturbed) -> str:
-    """The phase as it came to be. Raises AssertionError where anything is not as an undisturbed run leaves it.
+    """Run one trial. Returns what was killed where, for the summary.
 
-    The folder of a trial that went wrong stays for a look.
+    Raises AssertionError where a result differs from an undisturbed run's. The folder of a failed trial is kept.
     """
     place = Place.make(folder)
     drawn = random.Random(kill.seed)
@@ -179,7 +179,7 @@ def tried(folder: Path, kill: Kill, reference: Undisturbed) -> str:
 
 
 def _prepare(place: Place, before: str, reference: Undisturbed, drawn: random.Random) -> list[str]:
-    """Make the state that a place needs; returns the options of the command that is to pass it."""
+    """Bring the store to the state that a place needs. Returns the options of the command that will pass the place."""
     if before == "interrupted":
         _killed_in_stage(place, drawn, "text.txt")
     if before == "edited":
@@ -200,7 +200,7 @@ def _prepare(place: Place, before: str, reference: Undisturbed, drawn: random.Ra
 
 
 def _killed_in_stage(place: Place, drawn: random.Random, file: str) -> None:
-    """Run until stages have written the half of a file of that name, and kill everything."""
+    """Run until a stage has written half of the named file, then kill the command and perhaps its stages."""
     process = place.start("run", "diamond.toml", DFLOW_FAULT_STOP_IN=file)
     wait_for(lambda: bool(place.stopped()) or process.poll() is not None, seconds=COMMAND_S)
     assert place.stopped(), f"nobody wrote {file}"
@@ -211,9 +211,9 @@ def _killed_in_stage(place: Place, drawn: random.Random, file: str) -> None:
 
 
 def _killed_at(place: Place, kill: Kill, options: list[str], drawn: random.Random) -> str:
-    """Who passes the place stops there, the victim is killed, and what lives goes on; returns what is to be told of it.
+    """Stop the process that passes the place, kill the victim, let the rest go on. Returns a remark for the summary.
 
-    The executor alone: its stages end by themselves. The stage alone: at a place of the executor, those beside it.
+    Victim "executor": its stages end by themselves. Victim "stage": at a place of the executor, all its stages.
     """
     once = kill.place in BEFORE or kill.in_stage
     at = {FAIL_AT: f"{kill.place}:{1 if once else drawn.randint(1, NODES)}", FAIL_BY: "SIGSTOP"}
@@ -231,7 +231,7 @@ def _killed_at(place: Place, kill: Kill, options: list[str], drawn: random.Rando
 
 
 def _let_go(place: Place) -> bool:
-    """Whether nobody was stopped any more: other stages may come by the same place."""
+    """Continue the stopped processes. Returns whether there were none: other stages may come by the same place."""
     stopped = place.stopped()
     _signal(stopped, signal.SIGCONT)
     return not stopped
@@ -253,7 +253,7 @@ def _killed_meanwhile(place: Place, kill: Kill, drawn: random.Random, seconds: f
 
 
 def _end_stages(place: Place, drawn: random.Random) -> None:
-    """Kill what is left now, or leave it to end by itself."""
+    """Kill the processes that are left, or let them end by themselves, at random."""
     if drawn.random() < 0.5:
         _kill(place.pids())
 
@@ -297,7 +297,7 @@ def _environment(pid: int) -> bytes:
 
 
 def _state(pid: int) -> str:
-    """A letter of /proc/<pid>/stat."""
+    """The state letter of a process from /proc/<pid>/stat; "X" (dead) where it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -305,14 +305,14 @@ def _state(pid: int) -> str:
 
 
 def every_kill(seed: int, times: int = 10, moments: int = 100) -> list[Kill]:
-    """Each victim at each named place `times` times, and at `moments` random moments."""
+    """The kills of the whole test: each victim at each named place `times` times, and `moments` at random moments."""
     drawn = random.Random(seed)
     at_places = [(place, victim) for place in PLACES for victim in _victims(place) for _ in range(times)]
     return [_at_place(drawn, *each) for each in at_places] + _at_moments(drawn, moments)
 
 
 def few_kills(seed: int, moments: int = 10) -> list[Kill]:
-    """One victim at each named place, another one at the next, and `moments` random moments."""
+    """The kills of the short test: one victim at each named place, in turn, and `moments` at random moments."""
     drawn = random.Random(seed)
     turns = [(place, _victims(place)) for place in PLACES]
     at_places = [(place, victims[(seed + turn) % len(victims)]) for turn, (place, victims) in enumerate(turns)]
@@ -320,7 +320,7 @@ def few_kills(seed: int, moments: int = 10) -> list[Kill]:
 
 
 def _victims(place: str) -> tuple[Victim, ...]:
-    """`dflow gc` is alone."""
+    """Who is killed at a place: only the command for `dflow gc`, which starts no stages."""
     return ("executor",) if place.startswith("gc:") else VICTIMS
 
 

@@ -44,7 +44,7 @@ def all_as_undisturbed(folder: Path, reference: Undisturbed, chosen: list[Kill])
 
 
 def told(folder: Path, kill: Kill, reference: Undisturbed) -> tuple[str, str]:
-    """The phase of a trial, and what went wrong in it: an empty string where nothing did."""
+    """Run one trial. Returns its phase and what went wrong, an empty string where nothing did."""
     try:
         return tried(folder, kill, reference), ""
     except (AssertionError, OSError) as error:

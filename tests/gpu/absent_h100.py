@@ -47,7 +47,7 @@ kernels: list[tuple[str, int]] = []  # the name and the bytes of shared memory o
 
 
 class AbsentGpu(FakeTensorMode):
-    """Inside, tensors on the GPU have shapes and no values; what concerns only the host is computed as ever."""
+    """A mode in which tensors on the GPU have shapes but no values; the host computes as usual."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -113,7 +113,7 @@ def _always(value: Any) -> Callable[..., Any]:
 
 
 class _Driver:
-    """Of Triton, which compiles for what it names and loads nothing."""
+    """A driver for Triton that names the device to compile for, and loads nothing."""
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
@@ -132,7 +132,7 @@ class _Driver:
 
 
 def _launcher(result: Any) -> Any:
-    """Of a compiled kernel; its machine code exists, and is not loaded."""
+    """The launcher of a compiled kernel, whose machine code exists and is not loaded."""
     name, metadata = result.inductor_meta.get("kernel_name", "?"), result.kernel.metadata
     assert result.kernel.asm["cubin"]
     kernels.append((name, metadata.shared))
@@ -146,5 +146,5 @@ def _launcher(result: Any) -> Any:
 
 
 def _take_the_first(tuner: Any, *_arguments: Any, **_named: Any) -> None:
-    """Of the ways to run a kernel, all of which are compiled."""
+    """Choose the first of the ways to run a kernel, all of which are compiled."""
     tuner.launchers = tuner.launchers[:1]

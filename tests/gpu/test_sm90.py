@@ -51,7 +51,7 @@ def stubs(tmp_path_factory) -> Path:
 
 @functools.cache
 def compiled(algorithm: str, stubs: Path) -> dict:
-    """What compile_step.py prints."""
+    """Run compile_step.py; returns the JSON that it prints."""
     root = HERE.parents[1]
     environment = os.environ | {"LD_PRELOAD": str(stubs), "PYTHONPATH": f"{root}:{HERE}"}
     command = [sys.executable, str(HERE / "compile_step.py"), algorithm]

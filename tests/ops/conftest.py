@@ -36,7 +36,7 @@ def _one_thread():
 
 @pytest.fixture(scope="session")
 def device(request) -> torch.device:
-    """What --device names."""
+    """The device that --device names."""
     return found_device(request.config.getoption("--device"))
 
 
@@ -85,18 +85,18 @@ def talker(tmp_path_factory) -> TargetModel:
 
 @pytest.fixture(scope="session")
 def parroted(tmp_path_factory) -> ImageSamples:
-    """The same questions; what the data set answers has nothing to do with what the target would."""
+    """The same questions, with answers in the data set that are unlike the target's."""
     return artifact_of(tmp_path_factory.mktemp("parroted") / "samples", lambda _: PARROTED)
 
 
 @pytest.fixture(scope="session")
 def gate_inputs(tokens, target, features, tmp_path_factory) -> dict[str, Any]:
-    """What `check_export` gets: an exported draft, its target, the tokens and the report; "trained" beside them."""
+    """The inputs of `check_export`: an exported draft, its target, the tokens and the report; "trained" beside them."""
     return make_gate_inputs(tmp_path_factory.mktemp("gate"), tokens, target, features)
 
 
 @pytest.fixture
 def damaged(gate_inputs: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    """The same inputs with a copy of the draft that a test may damage."""
+    """The gate's inputs with a copy of the draft that a test may damage."""
     folder = shutil.copytree(gate_inputs["draft"].path, tmp_path / "damaged")
     return gate_inputs | {"draft": attrs.evolve(gate_inputs["draft"], path=folder)}

@@ -26,7 +26,7 @@ class Listener:
 
 
 def tree(root: int) -> list[int]:
-    """A process and all its descendants that live."""
+    """A process and all its live descendants."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -51,7 +51,7 @@ def listeners(pids: Iterable[int]) -> list[Listener]:
 
 
 def _links(pid: int) -> set[str]:
-    """Where the descriptors of a process lead to, but for those that it closes meanwhile."""
+    """The targets of a process's open descriptors, as /proc shows them; those closed meanwhile are left out."""
     found = set()
     with suppress(FileNotFoundError):  # it ended just now
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -61,14 +61,14 @@ def _links(pid: int) -> set[str]:
 
 
 def _endpoint(text: str) -> tuple[IPv4Address | IPv6Address, int]:
-    """The kernel shows an address as numbers of 32 bits in the machine's own order of bytes."""
+    """Parse `address:port` of /proc/net/tcp: hexadecimal; the address in 32-bit words of the machine's byte order."""
     address, port = text.split(":")
     packed = b"".join(struct.pack("=I", int(address[at : at + 8], 16)) for at in range(0, len(address), 8))
     return (IPv4Address(packed) if len(packed) == 4 else IPv6Address(packed)), int(port, 16)
 
 
 def interfaces_to_others() -> dict[str, IPv4Address]:
-    """The network interfaces with an IPv4 address that is not the loopback's, and this address."""
+    """The IPv4 address of each network interface by its name, without the loopback."""
     found = {}
     with socket.socket() as any_socket:
         for _, name in socket.if_nameindex():

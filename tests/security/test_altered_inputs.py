@@ -43,7 +43,9 @@ def file_of(toy):
 
 
 def alter(file, *, keep_times=False):
-    """Other content of the same size."""
+    """Overwrite an artifact's file with other content of the same size; keep_times: and with its old
+    modification time.
+    """
     status = file.stat()
     file.chmod(0o644)
     file.write_text("HELLO")
@@ -67,7 +69,7 @@ def test_an_artifact_altered_between_two_nodes_of_one_run_is_not_read(keep_times
 
 
 def on_another_machine(tmp_path):
-    """Where nothing is known of the store's artifacts."""
+    """The environment of a machine that knows nothing of the store's artifacts."""
     return {"XDG_CACHE_HOME": str(tmp_path / f"cache {time.monotonic_ns()}")}
 
 

@@ -102,7 +102,7 @@ def an_adapter(folder):
 
 
 def pickled_weights(folder):
-    """What transformers looks for is a pickle; the weights that dflow finds have another name."""
+    """Rename the safetensors file, so that transformers would find only the checkpoint's pickles."""
     (folder / "model.safetensors").rename(folder / "weights.safetensors")
 
 
@@ -165,7 +165,7 @@ def by_regenerate_answers(folder, tmp_path):
 
 
 def as_an_artifact(folder, tmp_path):
-    """A target of a received store, with a target.json that claims no trust."""
+    """Load a target artifact of a received store, whose target.json claims that no code is trusted."""
     info = {"trust_remote_code": False, "eos_token_ids": [2], "model_type": "qwen3", "vision": False}
     (tmp_path / "target").mkdir()
     shutil.copytree(folder, tmp_path / "target" / "model")
@@ -210,7 +210,9 @@ def sound(tmp_path_factory):
 
 @pytest.fixture
 def canary(tmp_path, monkeypatch):
-    """Files that code of a checkpoint makes here; nothing may ask a terminal or the network."""
+    """The folder in which code of a checkpoint would leave a file. A question at the terminal or a connection leaves
+    one too.
+    """
     folder = tmp_path / "canary"
     folder.mkdir()
 
@@ -231,7 +233,7 @@ def canary(tmp_path, monkeypatch):
 
 @pytest.fixture
 def checkpoint(sound, canary, tmp_path):
-    """A sound one with code for all that transformers could look for, and pickles."""
+    """A sound checkpoint with pickles and a code file under each name that transformers could look for."""
     return trapped(shutil.copytree(sound, tmp_path / "checkpoint"), canary)
 
 

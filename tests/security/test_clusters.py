@@ -116,7 +116,7 @@ def test_a_cluster_that_lets_anyone_in_is_refused_until_it_is_accepted_by_name(
 
 
 class Listening:
-    """Counts who connects to it."""
+    """A TCP server on this machine that counts its connections."""
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -145,7 +145,7 @@ def stranger() -> Iterator[Listening]:
 
 
 def in_a_record(toy: Toy, address: str) -> Session:
-    """A run that its record says to use another cluster, and that goes on."""
+    """Start a run, and rewrite its record so that the nodes run on the Ray cluster at `address`."""
     session = begin(toy)
     file = session.record.folder / "graph.json"
     graph = json.loads(file.read_text())

@@ -20,7 +20,7 @@ from executor.system.user_cache import COMPILED
 
 @pytest.fixture(autouse=True)
 def anew(monkeypatch, tmp_path):
-    """No folder is known yet, and the user has chosen none."""
+    """Forget the compile cache's folder, with no folder chosen by the user and a home of the test's own."""
     user_cache._compiled_folder.cache_clear()
     for name in (COMPILED, "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)

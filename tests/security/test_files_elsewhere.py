@@ -44,7 +44,7 @@ def processor(tmp_path):
 
 
 def both(folder):
-    """Each way to a directory: as a processor, and as a checkpoint."""
+    """Load a directory as a processor and as a checkpoint; both must fail. Returns the two error messages."""
     with pytest.raises(DataError) as of_processor:
         load_processor(str(folder))
     with pytest.raises(DataError) as of_checkpoint:

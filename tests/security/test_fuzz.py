@@ -73,7 +73,7 @@ def home(tmp_path_factory) -> Iterator[Home]:
 
 
 class OutOfTime(BaseException):
-    """Not an Exception, which what is tested could catch."""
+    """Ends a command that takes too long. No Exception, so that the tested code does not catch it."""
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def arguments(home: Home, command: str) -> list[str]:
 
 
 def try_commands(home: Home, capsysbinary, made: list[Change], commands: list[str]) -> list[object]:
-    """Try them one after the other on a changed copy. Returns their exit codes."""
+    """Run commands one after the other on a changed copy of the home. Returns their exit codes."""
     restore(home)
     codes: list[object] = []
     before = look(home.canary)
@@ -137,13 +137,13 @@ def try_commands(home: Home, capsysbinary, made: list[Change], commands: list[st
 
 
 def written(place: Path) -> list[Path]:
-    """Plain files at or below a place."""
+    """The plain files at or below a place; links are left out."""
     files = (place, *place.rglob("*")) if place.is_dir() else (place,)
     return [path for path in files if not path.is_symlink() and path.is_file()]
 
 
 def search(capsysbinary, one: Callable[..., None], *strategies: SearchStrategy) -> None:
-    """Try a function on examples: once on few that are always the same, or for as long as is asked for."""
+    """Call a function on generated examples: the same few each time, or new ones for DFLOW_FUZZ_SECONDS."""
     number, end = SEED, time.monotonic() + SECONDS
     while True:
         if SECONDS:

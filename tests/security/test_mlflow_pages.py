@@ -42,7 +42,7 @@ class Tags(HTMLParser):
 
 
 def shown(note: str) -> Tags:
-    """The note as MLflow renders it: Markdown with tables and HTML."""
+    """A note as MLflow renders it: Markdown with tables and HTML."""
     return Tags(MarkdownIt("commonmark").enable("table").render(note))
 
 

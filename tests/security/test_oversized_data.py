@@ -26,7 +26,7 @@ from toy_ops import Toy
 from dsl import files
 from dsl.errors import DataError, ServerError, StoreError, TransientError
 from dsl.estimate import PlanContext, Trial
-from dsl.files import LineReader, read_json, read_object
+from dsl.files import LineReader, read_json_or_none, read_object_or_none
 from dsl.launch import Launch
 from executor.maintenance.remote import MOST_BYTES, Remote
 from ops.artifacts import TokenShards
@@ -72,7 +72,7 @@ source = "samples.jsonl"
 
 
 def read(source, folder, **options):
-    """The ids that ingest keeps. Raises DataError."""
+    """Ingest a source file. Returns the ids of the samples kept. Raises DataError."""
     stage = FakeStage(folder / "stage")
     ingest(Ingest(source=str(source), seed=0, **options), stage)
     return [json.loads(line)["id"] for line in (stage.out_dir / "samples.jsonl").read_text().splitlines()]
@@ -125,13 +125,13 @@ def test_files_of_a_store_that_are_larger_than_any_are_damaged(tmp_path, monkeyp
         with lines.open("ab") as file:
             file.write(b": 4}\n")
         assert reader.read() == [{"d": 4}]
-        assert read_object(whole) is None
+        assert read_object_or_none(whole) is None
         with pytest.raises(ValueError, match="larger than 1 MiB"):
-            read_json(whole)
+            read_json_or_none(whole)
 
 
 def write_values(file, text, rows):
-    """A small file: each row is the same conversation, whose texts are stored once."""
+    """Write a small Parquet file of many rows: each is the same conversation, whose texts are stored once."""
     roles = pyarrow.array(["user", "assistant"] * rows)
     texts = pyarrow.DictionaryArray.from_arrays(np.zeros(2 * rows, np.int32), [text])
     turns = pyarrow.StructArray.from_arrays([roles, texts], ["role", "content"])
@@ -549,9 +549,9 @@ LARGEST = """
 import sys
 from pathlib import Path
 from dsl.errors import DataError
-from ops.lib.data.files import read_object
+from ops.lib.data.files import read_object_or_none
 try:
-    read_object(Path(sys.argv[1]))
+    read_object_or_none(Path(sys.argv[1]))
 except DataError as error:
     print(error)
 """

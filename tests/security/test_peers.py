@@ -161,7 +161,7 @@ def test_a_connection_whose_other_end_is_never_known_is_refused(on_one_host, mon
 
 @pytest.fixture
 def start():
-    """A program in a process of its own, which is killed in the end."""
+    """Starts Python programs, each in a process of its own; kills them when the test ends."""
     pipe = subprocess.PIPE
     paths = [PYTHON_PATH]
     chosen = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}

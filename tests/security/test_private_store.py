@@ -23,7 +23,10 @@ def usual_umask():
 
 
 def reachable_by_others(folder: Path) -> list[Path]:
-    """What another user can open below a folder that he can enter: a folder without x keeps him from all below it."""
+    """The paths below a folder that another user can open, if that user can enter the folder.
+
+    A folder without x keeps others from everything below it.
+    """
     found = []
     for path in folder.iterdir():
         mode = path.lstat().st_mode

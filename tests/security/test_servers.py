@@ -19,7 +19,7 @@ from toy_ops import PROJECT, wait_for
 from tracked_toy import tracked_toy
 
 from executor.commands.ui import ENVIRONMENT, allowed_hosts
-from ops.lib.sglang.version import NEWEST
+from ops.lib.sglang.version import VERSIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 KEY = "open-sesame-0815"
@@ -44,12 +44,12 @@ WITH_KEY = (
 
 
 class Serve:
-    """A store with a run, and `dflow serve` on it, where `sglang` is a small server."""
+    """Runs `dflow serve` on a store with one run; a small stand-in takes the place of `sglang`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store, self.run = record_run(folder, make_artifacts(folder / "made", "qwen3"))
-        self.site = install_server(folder / "site", NEWEST)
+        self.site = install_server(folder / "site", VERSIONS[-1])
         (self.site / "sglang" / "launch_server.py").write_text(WITH_KEY)
         self.port = free_port()
 

@@ -14,7 +14,7 @@ from executor.tracking.mlflow_client import shown_error
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """Refuses every request, and repeats its address."""
+    """A request handler that refuses every request, and repeats the request's address in the answer."""
 
     paths: ClassVar[list[str]] = []
 

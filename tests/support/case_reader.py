@@ -1,4 +1,4 @@
-"""The samples of a `draft_cases.Case` as what batches.prepare reads, and the fast step over them."""
+"""The samples of a `draft_cases.Case` as what batches.pack reads, and the fast step over them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ from ops.lib.drafts.backbone.step import Engine, Slots
 from ops.lib.drafts.losses.loss import Loss, denominator
 from ops.lib.drafts.losses.slots import block_labels, block_weights, slot_weights
 from ops.lib.sequence_parallel.exchange import Alone, Exchange
-from ops.train_dflash.batches import Drawn, Place, prepare
+from ops.train_dflash.batches import Drawn, MicroBatch, Place, States, pack
+from ops.train_dflash.staging import Direct
 
 CPU = torch.device("cpu")
 
 
+def prepare(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher: bool = False) -> MicroBatch:
+    """The micro-batch of these samples on the place's device, complete on return."""
+    batch, _ = pack(reader, samples, place, with_teacher=with_teacher).send(Direct(place.device))
+    return batch
+
+
 class CaseReader:
-    """Has of a FeatureReader what preparing a micro-batch needs."""
+    """A reader of a case's samples, with the methods of FeatureReader that preparing a micro-batch calls."""
 
     def __init__(self, case: Case) -> None:
         self.case = case

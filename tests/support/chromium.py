@@ -15,7 +15,10 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
 
 
 class Browser:
-    """Speaks the DevTools protocol: a JSON object and a zero byte each way, on the browser's descriptors 3 and 4."""
+    """A browser, driven over the DevTools protocol.
+
+    A message is a JSON object and a zero byte, each way, on the browser's descriptors 3 and 4.
+    """
 
     def __init__(self, folder: Path) -> None:
         theirs, self._asks = os.pipe()
@@ -51,7 +54,7 @@ class Browser:
         self._process.wait()
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The result of a command. Raises RuntimeError where the browser refuses it."""
+        """Send a command and return its result. Raises RuntimeError if the browser refuses it."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session is not None:
@@ -64,7 +67,7 @@ class Browser:
         return result
 
     def show(self, page: Path, width: int, height: int, *, dark: bool = False, scale: float = 1.0) -> None:
-        """Open a page as a device of that width would, and wait until all of it is there."""
+        """Open a page as a device of that width would, and wait until all of it is loaded."""
         self.ask(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -85,11 +88,11 @@ class Browser:
             self._read(is_loaded)
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression gives in the page."""
+        """Evaluate a JavaScript expression in the page."""
         return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
     def picture(self, file: Path, top: float = 0, height: float | None = None) -> None:
-        """A PNG of the page from `top` px on, all of it unless a height is given."""
+        """Write a PNG of the page from `top` px on, to its end unless a height is given."""
         size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
         self.ask(
             "Page.captureScreenshot",

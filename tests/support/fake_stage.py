@@ -13,7 +13,7 @@ A = TypeVar("A", bound=Artifact)
 
 
 class FakeStage:
-    """Implements dsl.stage.Stage below `folder`; a second one on the same folder resumes with the same work_dir.
+    """A dsl.stage.Stage below `folder`; a second one on the same folder resumes with the same work_dir.
 
     logged      every (metrics, step) given to log
     progressed  every (done, total) given to progress
@@ -74,7 +74,7 @@ class FakeStage:
         self.figures[name] = fig
 
     def lost_workers(self) -> frozenset[int]:
-        """Those whose file `lost-NUMBER` a test has put beside shared_dir."""
+        """The numbers of the workers whose file `lost-NUMBER` a test has written beside shared_dir."""
         return frozenset(int(file.name.removeprefix("lost-")) for file in self.shared_dir.parent.glob("lost-*"))
 
     def stop_requested(self) -> bool:
@@ -82,7 +82,7 @@ class FakeStage:
         return self.stop_after is not None and self.stop_asked > self.stop_after
 
     def artifact(self, artifact_type: type[A]) -> A:
-        """What lies in out_dir, as the input of a later op."""
+        """The artifact in out_dir, as the input of a later op."""
         return artifact_type(path=self.out_dir, digest=folder_digest(self.out_dir))
 
     def metric(self, name: str) -> list[float]:
@@ -91,7 +91,7 @@ class FakeStage:
 
 
 def folder_digest(folder: Path) -> str:
-    """sha256 over the names and contents of all files below a folder, measurements.json and manifest.json apart."""
+    """The SHA-256 over names and contents of all files below a folder, except measurements.json and manifest.json."""
     digest = hashlib.sha256()
     for file in sorted(file for file in folder.rglob("*") if file.is_file()):
         if file.name not in ("measurements.json", "manifest.json"):

@@ -19,7 +19,7 @@ START_S = 300  # 20 on a machine with nothing else to do
 
 @frozen
 class Server:
-    """url: without a path. log: what the server printed."""
+    """A running server. url: without a path. log: its output."""
 
     url: str
     log: Path
@@ -31,9 +31,10 @@ class Server:
 
 @contextmanager
 def running_command(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Iterator[Server]:
-    """The command with `--host` and `--port`, once it is healthy; ended with all its processes.
+    """Open a context with a server: the command with `--host` and `--port`, once it is healthy.
 
-    folder: for the log. Fails with the log where the server ends or is not healthy after START_S seconds.
+    It is ended with all its processes. folder: for the log. Fails with the log if the server ends, or is not healthy
+    after START_S seconds.
     """
     port, log = free_port(), folder / "server.log"
     with log.open("wb") as output:

@@ -16,14 +16,14 @@ PYTHON_PATH = os.pathsep.join(map(str, (ROOT, *SUPPORTS)))  # of processes that 
 
 
 def module_name(path: Path) -> str:
-    """`ops/lib/data/files.py` -> `ops.lib.data.files`."""
+    """The module name of a path: `ops/lib/data/files.py` becomes `ops.lib.data.files`."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
 def imported(path: Path, *, in_functions: bool = True) -> tuple[str, ...]:
-    """Full names that a file imports, `from a import b` as a.b, which may be a module or a name in one."""
+    """The full names that a file imports; `from a import b` counts as a.b, a module or a name in one."""
     package = module_name(path).split(".")
     package = package if path.name == "__init__.py" else package[:-1]
     names: list[str] = []
@@ -48,7 +48,7 @@ def files_of(name: str) -> tuple[Path, ...]:
 
 
 def reached(start: Path, *, in_functions: bool = True) -> set[str]:
-    """Every name that importing a file imports, and what each begins with, through the files of the repository."""
+    """The names that importing a file imports, each with its prefixes, followed through the repository's files."""
     found: set[str] = set()
     seen: set[Path] = set()
     pending = [start]

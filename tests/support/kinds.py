@@ -45,7 +45,7 @@ LONG = {
 
 @cache
 def kind_of(path: Path) -> str:
-    """`process`: it starts processes; `chain`: it runs several ops, a model or long; `unit`: neither."""
+    """The kind of a test file: `process` starts processes; `chain` runs several ops, a model or long; else `unit`."""
     text = path.read_text(encoding="utf-8")
     if PROCESSES.search(text):
         return "process"

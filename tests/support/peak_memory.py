@@ -12,7 +12,10 @@ with open("/proc/self/status") as status:
 
 
 def peak_memory(code: str, *arguments: object) -> tuple[list[str], int]:
-    """(Lines that the code prints, MiB). Its arguments are sys.argv[1:]."""
+    """Run code in a process; returns the lines that it prints, and its peak memory in MiB.
+
+    arguments: the code's sys.argv[1:].
+    """
     command = [sys.executable, "-c", code + PEAK, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr

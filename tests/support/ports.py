@@ -9,9 +9,10 @@ HELD: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """Nobody listens there; no connection gets it by chance, and no other process of tests while this one lives.
+    """A port on which no process listens.
 
-    The kernel gives connections, and servers that ask for any port, those of its own range, which is left out here.
+    No connection gets it by chance, and no other process of tests while this one lives. The kernel gives connections,
+    and servers that request any port, those of its own range, which is left out here.
     """
     kernels = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(1000):

@@ -44,7 +44,7 @@ def all_tests() -> list[Path]:
 
 
 def affected(files: Sequence[Path]) -> list[Path]:
-    """The test files to run for these files: their own ones, then the nearest first."""
+    """The test files to run for these files: their own, then the nearest first."""
     tests = all_tests()
     mirrored = {TESTS / path.relative_to(ROOT).with_name(f"test_{path.name}") for path in files}
     own = [path for path in tests if path in mirrored]
@@ -58,7 +58,7 @@ def affected(files: Sequence[Path]) -> list[Path]:
 
 
 def distance(start: Path, files: Sequence[Path]) -> int | None:
-    """Over how many imports a file leads to one of these, 0 for itself; None where none does."""
+    """The number of imports from a file to the nearest of these files, 0 for itself; None if none leads there."""
     seen, layer, steps = {start}, [start], 0
     while layer:
         if any(path in files for path in layer):

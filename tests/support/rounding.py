@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def assert_equal_within_rounding(expected: Tensor, actual: Tensor, roundings: int = 8) -> None:
-    """The largest difference is at most so many roundings (eps of the dtype) of the largest expected value."""
+    """Assert that tensors differ by at most `roundings` times eps of the dtype times the largest expected value."""
     assert (expected.dtype, expected.shape) == (actual.dtype, actual.shape)
     expected, actual = expected.detach(), actual.detach()
     rounding = torch.finfo(expected.dtype).eps * float(expected.abs().max())

@@ -19,7 +19,7 @@ def write(folder: Path, text: str, name: str = "p.toml") -> Path:
 
 
 def mistakes(folder: Path, text: str, *overrides: str, name: str = "p.toml") -> list[str]:
-    """What reading says, with the folder of the file cut off."""
+    """The mistakes that reading a pipeline text reports, without the file's folder."""
     with pytest.raises(PipelineError) as caught:
         read_graph(write(folder, text, name), overrides)
     return str(caught.value).replace(f"{folder}/", "").split("\n")

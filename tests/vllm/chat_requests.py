@@ -46,6 +46,6 @@ def tokenized(
 
 
 def image_settings(backend: str, pixels: Mapping[str, int] = MappingProxyType({})) -> dict[str, Any]:
-    """What dflow tells vLLM of how images are prepared."""
+    """The arguments by which dflow tells vLLM how images are prepared."""
     served = Served(model_type="any", vision=True, dtype="float32", image_backend=backend, pixels=dict(pixels))
     return image_arguments(served)

@@ -14,7 +14,7 @@ ROOT = HERE.parents[1]
 
 
 def run_script(name: str, request: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
-    """`python name REQUEST ANSWER` with a script of this directory; its answer is in folder/answer.json."""
+    """Run `python name REQUEST ANSWER` on a script of this directory; its answer is in folder/answer.json."""
     (folder / "request.json").write_text(json.dumps(request))
     command = [sys.executable, str(HERE / name), str(folder / "request.json"), str(folder / "answer.json")]
     path = f"{os.environ['PYTHONPATH']}:{ROOT}"

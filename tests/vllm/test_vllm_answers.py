@@ -27,8 +27,9 @@ DIFFERENT = 0.5  # at least so much differ log-probabilities of other tokens or 
 
 @frozen
 class Row:
-    """sizes: heads of 32 numbers, which vLLM's attention takes on a CPU. tolerance: float32's rounding, by that of
-    transformers' own against float64."""
+    """What differs by family. sizes: heads of 32 numbers, which vLLM's attention takes on a CPU. tolerance: of a
+    log-probability; float32's rounding, from that of transformers against float64.
+    """
 
     sizes: dict[str, Any]
     has_vision: bool = True

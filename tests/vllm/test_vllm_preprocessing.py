@@ -29,7 +29,7 @@ SEVERAL = [(name, backend) for name in TARGETS for backend in BACKENDS]
 
 @frozen(eq=False)
 class Rendered:
-    """What vLLM's engine gets of a prompt: its pixels before normalisation, which the vision tower does itself."""
+    """A prompt as vLLM's engine gets it. pixels: before normalisation, which the vision tower does itself."""
 
     input_ids: list[int]
     grids: list[list[int]]
@@ -37,7 +37,7 @@ class Rendered:
 
     @classmethod
     def of(cls, input_ids: list[int], items: Sequence[Any]) -> Rendered:
-        """items: vLLM's own, one an image."""
+        """From vLLM's ids and its image items, one per image."""
         return cls(
             input_ids=input_ids,
             grids=[item["image_grid_thw"].data.tolist() for item in items],
@@ -46,7 +46,7 @@ class Rendered:
 
 
 def renderer(checkpoint, backend: str, pixels: dict[str, int]) -> Any:
-    """As `vllm serve` with dflow's arguments makes it."""
+    """vLLM's renderer as `vllm serve` makes it with dflow's arguments."""
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.renderers import renderer_from_config
@@ -74,7 +74,7 @@ def checkpoints(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=SEVERAL, ids="-".join)
 def pair(request, checkpoints, tmp_path_factory):
-    """The prompts of all cases by dflow and by vLLM, for one family and image backend."""
+    """All cases' prompts by dflow and by vLLM, for one family and image backend."""
     name, backend = request.param
     checkpoint = checkpoints[name]
     made = renderer(checkpoint, backend, {})
@@ -83,7 +83,7 @@ def pair(request, checkpoints, tmp_path_factory):
 
 
 def normalised(pixels: Tensor, checkpoint) -> Tensor:
-    """As the vision tower of vLLM does it on the device."""
+    """Normalise pixels as vLLM's vision tower does on the device."""
     images = load_processor(str(checkpoint)).image_processor
     mean, std = (
         torch.tensor(values).repeat_interleave(pixels.shape[1] // 3) for values in (images.image_mean, images.image_std)
@@ -101,7 +101,7 @@ def test_vllm_gets_the_ids_grids_and_pixels_of_tokenize_chat(pair, case):
 
 
 def compared(ours: TokenSample, theirs: Rendered, checkpoint: Path) -> float:
-    """The largest difference of the pixels; the ids of the prompt and the grids are equal."""
+    """The largest difference of the pixels of one prompt by dflow and by vLLM; ids and grids must be equal."""
     assert theirs.input_ids == ours.input_ids[: ours.prompt_tokens].tolist()
     assert theirs.grids == ours.image_grid_thw.tolist()
     if not theirs.grids:

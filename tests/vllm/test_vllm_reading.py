@@ -122,7 +122,7 @@ def test_vllm_reads_dspark_with_a_bias_of_zero(tmp_path):
 
 @pytest.fixture
 def read_beyond_plain(tmp_path):
-    """The same of a draft of DFlash2 or DSpark, through vLLM's own speculative config."""
+    """The draft config that vLLM reads for a DFlash2 or DSpark draft, through its own speculative config."""
 
     def of(name, form):
         from vllm.transformers_utils.config import get_config

@@ -72,7 +72,8 @@ class LimitedProcess:
             self._running()
 
     def map(self, shared: Any, items: Sequence[Any], seconds: Sequence[float] | None = None) -> list[Reply]:
-        """function(shared, item) for each item, computed in the process. seconds: the time left for each; default: all.
+        """Compute function(shared, item) for each item in the process. seconds: the time limit of each; default: its
+        own.
 
         Raises Exhausted for the first item that needs too much time or memory.
         """

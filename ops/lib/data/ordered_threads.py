@@ -20,7 +20,7 @@ def available_cores() -> int:
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
-    """work(item) of each item, in order, computed in several threads. An error is raised when its item's turn comes.
+    """Compute work(item) for each item in several threads; results come in order, and so do errors.
 
     Threads suffice, since decoding, resizing and tokenising run outside Python's lock. A process would need seconds to
     start, and would have to send pixels back.

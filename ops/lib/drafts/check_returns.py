@@ -82,4 +82,4 @@ def _named(dtype: torch.dtype) -> str:
 
 def _raise(algorithm: Algorithm, file: str, function: str, mistakes: Iterable[str]) -> None:
     if lines := [f"{file_of(algorithm, file)}: {function} returned {mistake}" for mistake in mistakes]:
-        raise ConfigError("\n".join(lines))
+        raise ConfigError(*lines)

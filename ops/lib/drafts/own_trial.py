@@ -69,8 +69,9 @@ def mistake_of(folder: Path, block_size: int, layers: int, training: Training) -
 
 
 def _try_on_devices(folder: Path, config: DraftConfig, training: Training) -> None:
-    """Call its functions on the CPU. Code may be meant for a GPU alone: what it raises there counts only if it raises
-    on the GPU too, where there is one.
+    """Call the algorithm's functions on the CPU.
+
+    Its code may be meant for a GPU only. So an error on the CPU counts only if the GPU, where there is one, raises too.
     """
     import torch
 

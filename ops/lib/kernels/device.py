@@ -15,9 +15,9 @@ Result = TypeVar("Result")
 # measuring and decoding need separate graphs.
 MOST_GRAPHS = 64
 
-# Of torch's compiler for GPUs; a version that lacks one of them has not what it is about. A sum over rows and one over
-# columns are fused where that pays; without this the number of rows from which it does is a condition of the graph, and
-# a training compiles again whenever a micro-batch lies on the other side.
+# Options of torch's compiler for GPUs; a version that lacks one does not need it. The compiler fuses a sum over rows
+# with one over columns from some number of rows on. Without this option that number is a condition of the graph, and
+# a training compiles again whenever a micro-batch is on its other side.
 OPTIONS = {"triton.mix_order_reduction_non_strict_mode": True}
 
 

@@ -52,7 +52,7 @@ def check_degree(
             mistakes += _head_mistakes(sp_degree, query_heads, kv_heads)
     mistakes += _exchange_mistakes(sp_exchange)
     if mistakes:
-        raise ConfigError("sequence parallelism:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+        raise ConfigError(*mistakes, head="sequence parallelism")
 
 
 def check_target_degree(config: Mapping[str, Any], *, world_size: int, sp_degree: int) -> None:
@@ -71,7 +71,7 @@ def check_target_degree(config: Mapping[str, Any], *, world_size: int, sp_degree
                 "share; set sp_degree to 1, which still shards the target over all ranks"
             )
     if mistakes:
-        raise ConfigError("sequence parallelism of the target:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+        raise ConfigError(*mistakes, head="sequence parallelism of the target")
 
 
 def _rank_mistakes(world_size: int, sp_degree: int) -> list[str]:

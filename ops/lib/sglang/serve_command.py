@@ -175,7 +175,7 @@ def shell_line(command: Sequence[str], environment: Mapping[str, str]) -> str:
     return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in environment.items()), shlex.join(command)])
 
 
-# DFLASH; DSPARK; any model.
+# What SGLang prints when it refuses DFLASH, DSPARK, or any model, on this machine.
 REFUSAL = re.compile(
     r"^.*(?:speculative decoding (?:is not supported by|only supports CUDA)|No accelerator \(CUDA).*$", re.MULTILINE
 )

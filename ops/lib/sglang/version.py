@@ -12,7 +12,6 @@ from typing import Any
 from dsl.errors import DataError
 
 VERSIONS = ("0.5.21", "0.5.23")  # in the order of their release
-NEWEST = VERSIONS[-1]
 INSTALL = ".venv/bin/pip install -c constraints.txt -e '.[sglang]' in dflow's folder"
 
 

@@ -180,7 +180,7 @@ def _token_by_token(target: Target, layers: Sequence[int], text: _Text) -> Tenso
 
 
 def _in_blocks(target: Target, layers: Sequence[int], way: Verification, texts: list[_Text]) -> list[Tensor]:
-    """The same of blocks that are accepted in part."""
+    """What the layers add for each token of the answers, one [L, P, M] per text, in blocks accepted in part."""
     if way is Verification.BATCH:
         return _verified(target, layers, way, texts)
     return [found for text in texts for found in _verified(target, layers, way, [text])]

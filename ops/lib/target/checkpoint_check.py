@@ -294,7 +294,7 @@ def tensor_headers(file: Path) -> dict[str, StoredTensor]:
         for name, tensor in header.items():
             start, end = map(operator.index, tensor["data_offsets"])
             shape = tuple(map(operator.index, tensor["shape"]))
-            found[name] = StoredTensor(file, shape, str(tensor["dtype"]), first + start, first + end)
+            found[name] = StoredTensor(file, name, shape, str(tensor["dtype"]), first + start, first + end)
         return found
     except (TypeError, ValueError, KeyError):
         raise _damaged(file) from None

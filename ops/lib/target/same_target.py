@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.artifact_digest import DIGEST_START, MANIFEST, OUTSIDE_DIGEST, digest_line
-from dsl.files import read_object
+from dsl.files import read_object_or_none
 
 INFO = "target.json"
 MOST_IDS = 1 << 20  # of a vocabulary
@@ -27,7 +27,7 @@ def is_same_target(recorded: str, digest: str, folder: Path | None) -> bool:
 @lru_cache(maxsize=64)
 def _differs_by_mask(recorded: str, folder: Path) -> bool:
     """Whether the artifact in a folder differs from the recorded digest only by the mask token in its target.json."""
-    info, manifest = read_object(folder / INFO) or {}, read_object(folder / MANIFEST) or {}
+    info, manifest = read_object_or_none(folder / INFO) or {}, read_object_or_none(folder / MANIFEST) or {}
     mask, size, files = info.get("mask_token_id"), info.get("vocab_size"), manifest.get("files")
     if type(mask) is not int or type(size) is not int or not isinstance(files, dict):
         return False  # no artifact of a store

@@ -34,9 +34,10 @@ SHOWN = 3  # names in a message
 
 @frozen
 class StoredTensor:
-    """A tensor in a file: shape, safetensors' name of the dtype, and the bytes of the file that it takes."""
+    """A tensor in a file: its name there, shape, safetensors' name of the dtype, and the file's bytes that it takes."""
 
     file: Path
+    name: str
     shape: tuple[int, ...]
     dtype: str
     start: int

@@ -73,7 +73,9 @@ class BatchVerifier:
 
     @property
     def _added(self) -> torch.dtype | None:
-        """transformers' own function of attention, "eager", adds its mask to the scores."""
+        """The dtype of an additive mask, which transformers' "eager" attention adds to the scores; None for a bool
+        mask.
+        """
         return self.target.model.dtype if attention_of(self.target) == "eager" else None
 
 
@@ -93,7 +95,7 @@ class SingleVerifier:
     _before: list[Saved] = field(factory=list, init=False)  # before each pass of the last block
 
     def verify(self, block_BK: Tensor) -> tuple[Tensor, Tensor]:
-        """As `BatchVerifier.verify`."""
+        """Logits [1, K, V] after each token of the prompt's next block, and the tokens' features [1, K, F]."""
         self._before.clear()
         found = []
         for start in range(0, block_BK.shape[1], self._step(block_BK)):

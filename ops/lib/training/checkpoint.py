@@ -106,8 +106,9 @@ class Checkpoints:
         return found
 
     def resume(self, state: TrainState, total: int, every: int, *, started_before: bool) -> None:
-        """Load the newest checkpoint as `load` does, and log where a repeated attempt starts. total: steps of the
-        training.
+        """Load the newest checkpoint as `load` does, and log where a repeated attempt starts.
+
+        total: steps of the training.
         """
         if self.load(state):
             self._info(f"goes on from the checkpoint at step {state.step} of {total}")

@@ -34,6 +34,7 @@ from ops.lib.training.dtensors import local
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 ITERATIONS = 5
+MOMENTUM = 0.95
 SMALLEST_NORM = 1e-7
 
 
@@ -44,8 +45,8 @@ class Muon(torch.optim.Optimizer):
     or sharded in another way than by FSDP2.
     """
 
-    def __init__(self, params: ParamsT, lr: float = 0.0, weight_decay: float = 0.0, momentum: float = 0.95) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+    def __init__(self, params: ParamsT, lr: float = 0.0, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
         for group in self.param_groups:
             for parameter in group["params"]:
                 _check(parameter)
@@ -54,19 +55,19 @@ class Muon(torch.optim.Optimizer):
     def step(self) -> None:
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            updates = [self._nesterov(parameter, group["momentum"]) for parameter in parameters]
+            updates = [self._nesterov(parameter) for parameter in parameters]
             for parameter, update in zip(parameters, orthogonal_parts(parameters, updates), strict=True):
                 rate = group["lr"] * 0.2 * math.sqrt(max(parameter.shape))
                 local(parameter).mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
 
-    def _nesterov(self, parameter: nn.Parameter, momentum: float) -> Tensor:
+    def _nesterov(self, parameter: nn.Parameter) -> Tensor:
         """Update the momentum buffer, and return this rank's part of the Nesterov update."""
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         gradient, buffer = local(parameter.grad), local(state["momentum_buffer"])
-        buffer.lerp_(gradient, 1 - momentum)
-        return gradient.lerp(buffer, momentum)
+        buffer.lerp_(gradient, 1 - MOMENTUM)
+        return gradient.lerp(buffer, MOMENTUM)
 
 
 def orthogonal(update: Tensor) -> Tensor:

@@ -45,10 +45,10 @@ def _find() -> Path | None:
 
 
 def _version(program: Path) -> str | None:
-    """The version of vLLM that a program belongs to; None where no Python can tell.
+    """The version of the vLLM installation to which a `vllm` program belongs; None if it cannot be found out.
 
-    The program's Python is asked, since `vllm --version` would load torch. It is named in the program's first line. If
-    a long path made the program a shell script, it is the one beside it.
+    The program's Python is asked, since `vllm --version` would load torch. Its path is in the program's first line;
+    where that line names a shell instead, as it does for a long path, the Python beside the program is asked.
     """
     for python in (_first_line(program), [str(program.resolve().with_name("python3"))]):
         try:

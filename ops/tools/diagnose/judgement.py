@@ -82,7 +82,7 @@ def with_next_step(finding: Finding, wanted: int, found: Mapping[str, int]) -> F
 
 
 def more_time(finding: Finding) -> Finding:
-    """The finding where only the budget kept the prompts few."""
+    """The finding with advice to raise the budget instead of `--prompts`, if it advises more prompts."""
     return evolve(finding, advice=MORE_TIME) if finding.advice == MORE_PROMPTS else finding
 
 

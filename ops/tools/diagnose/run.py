@@ -108,7 +108,7 @@ class Steps:
 
 
 def affordable(bench: Bench, setting: Setting, prompts: Sequence[TokenSample], seconds: float) -> tuple[int, float]:
-    """(how many of the prompts can be decoded in all ways in so many seconds, the seconds that these take at most).
+    """The number of prompts that can be decoded in all ways within `seconds`, and the seconds that these take at most.
 
     LEAST_PROMPTS of them are decoded to find out. Other inputs may have a tau of 1, and so take tau times as long.
     """
@@ -130,18 +130,20 @@ def diagnose(
     report: Callable[[str], None],
     budget: float,
 ) -> dict[str, Any]:
-    """{"node", "split", "instead_of": the requested one if it has no prompt, or null, "prompts", "budget": the one that
-    allowed no more prompts, or null, "dtype",
-    "device", "max_new_tokens", "tau": {"exported", "low", "high", "corrected"}, "block_size", "evaluation": that of the
-    run, its fields, or null, "findings": [Finding.to_json(), ...], causes first, "gains": {name of a cause: the
-    measured rise of tau if it is fixed}}. Other causes have none, as only another training could show it.
+    """Measure the usual causes of a low tau of a draft, and return the result as JSON values.
+
+    It holds {"node", "split", "instead_of": the requested split if it has no prompt, or null, "prompts", "budget": the
+    one that allowed no more prompts, or null, "dtype", "device", "max_new_tokens", "tau": {"exported", "low", "high",
+    "corrected"}, "block_size", "evaluation": the fields of the run's own, or null, "findings": Finding.to_json() of
+    each, causes first, "gains": {name of a cause: the measured rise of tau if it is fixed}}. Causes that only another
+    training could show have no gain.
     "exported", "low" and "high" are null if the export cannot be used, the last two also for one prompt with a step.
     "corrected": with everything fixed that needs no training; if that is close to block_size, nothing that only
     explains a low tau is a cause: its level is then "info". What is wrong at any tau remains a cause.
 
-    prompts: number of held-out prompts to decode, and of training prompts; fewer, LEAST_PROMPTS at least, where they
-    would take more than `budget` seconds. Raises DataError if nothing of the
-    draft can be loaded or fits the target, logits are not finite, or no split has a prompt.
+    prompts: the number of held-out prompts to decode, and of training prompts. Fewer are decoded if they would take
+    more than `budget` seconds, but at least LEAST_PROMPTS. Raises DataError if nothing of the draft can be loaded or
+    fits the target, logits are not finite, or no split has a prompt.
     """
     device = "cuda" if torch.cuda.is_available() and chain.device != "cpu" else "cpu"
     steps, started = Steps(report), time.monotonic()

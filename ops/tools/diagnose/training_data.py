@@ -155,10 +155,10 @@ OF_MASK = (LOSS_MASK, CUT_BLOCKS, MASK_IN_TEXTS)
 
 @define
 class MaskCounts:
-    """Counts over samples.
+    """Counts over samples: samples, tokens, image tokens, tokens in the loss mask, and samples without an anchor.
 
-    Samples, tokens, image tokens, tokens in the loss mask, samples without an anchor, slots of all possible blocks,
-    those that the mask keeps, and occurrences of the mask token in texts.
+    slots, kept: over all possible blocks, their slots and those that the mask keeps. mask_tokens: occurrences of the
+    mask token in texts.
     """
 
     samples: int = 0

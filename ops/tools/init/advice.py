@@ -83,7 +83,9 @@ class Precision:
 
     @classmethod
     def choose(cls, target: Target | None, wanted: str | None, *, has_gpu: bool) -> Precision:
-        """wanted: by the user. float32 on a machine without a GPU."""
+        """Choose the dtype of the forward passes: `wanted` by the user, else float32 without a GPU, else the target's
+        own.
+        """
         own = "bfloat16" if target is None else target.dtype
         if wanted is not None:
             return cls(wanted, "as --dtype says")
@@ -93,7 +95,10 @@ class Precision:
 
 
 def advise(found: Survey, target: Target | None, free_disk: int, precision: Precision) -> Advice:
-    """Raises DataError, with all reasons, if no draft can be trained for this target on this data."""
+    """Choose the settings of a pipeline for a user's data and target.
+
+    Raises DataError, with all reasons, if no draft can be trained for this target on this data.
+    """
     _check(found, target)
     answers = [tokens for length in found.lengths for tokens in length.answers]
     max_pixels = _max_pixels(found)
@@ -266,7 +271,7 @@ def _measure_every(steps: int) -> Choice | None:
 
 
 def _capture(tokens: int, target: Target | None, free: int, dtype: str) -> tuple[int, bool, str]:
-    """(bytes of stored features, whether to capture online, why)."""
+    """The bytes of stored features, whether to capture online instead, and why."""
     if target is None:
         per_token = MOST_LAYERS * HIDDEN * ITEM_SIZES[dtype] + TOKEN_BYTES
         of = f"{MOST_LAYERS} layers of {HIDDEN} in {dtype}, for example a target of 8 billion parameters"

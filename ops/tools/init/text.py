@@ -334,7 +334,7 @@ def _noted(line: str, note: str) -> str:
 
 
 def _reasoned_dtype(advice: Advice) -> list[str]:
-    """Of the first node that has one, with the reason; the others follow it."""
+    """The line that sets the dtype of the first node that has one, with the reason beside it; empty for float32."""
     dtype, why = advice.precision.dtype, advice.precision.why
     return [_noted(f'dtype = "{dtype}"', why)] if why else _dtype("dtype", dtype)
 

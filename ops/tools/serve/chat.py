@@ -134,15 +134,6 @@ def post(url: str, body: Mapping[str, Any], key: str = "") -> dict[str, Any]:
     return answer
 
 
-def flush_cache(url: str) -> None:
-    """Drop SGLang's cached prefixes of earlier prompts, once it is idle. Raises ServerError."""
-    try:
-        with open_directly(f"{url}/flush_cache?timeout=30", data=b"", timeout=60):
-            pass
-    except (OSError, HTTPException) as error:
-        raise ServerError(f"{url}/flush_cache: {error}") from error
-
-
 def tau_text(answer: Answer, dialect: Dialect = SGLANG) -> str:
     """A line with tau as dflow counts it, and the engine's own figure."""
     own = f"tau: {answer.tau:.3g} ({answer.tokens - 1} tokens after the first in {answer.steps} verification steps)"

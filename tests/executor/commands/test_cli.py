@@ -339,16 +339,34 @@ def test_only_the_metrics_of_the_newest_event_are_shown_for_each_of_the_running_
     assert capsys.readouterr().out.splitlines() == told
 
 
-def test_progress_in_which_nothing_changes_is_told_once_and_then_each_minute_with_the_time(capsys, monkeypatch):
+def test_progress_in_which_nothing_changes_is_told_once_and_then_every_five_minutes(capsys, monkeypatch):
     monkeypatch.setattr("executor.scheduler.plain_display.PLAIN_PROGRESS_S", 0.0)
     clock = [1000.0]
     monkeypatch.setattr("executor.system.output.time.monotonic", lambda: clock[0])
     display = Display(RunState(run="r1", pipeline="toy", experiment="toy", nodes={"a": NodeState(state="running")}))
-    for done, clock[0] in ((1, 1000.0), (1, 1010.0), (1, 1050.0), (2, 1055.0), (2, 1110.0), (2, 1116.0), (2, 1170.0)):
+    for done, clock[0] in ((1, 1000.0), (1, 1010.0), (1, 1250.0), (2, 1255.0), (2, 1550.0), (2, 1556.0), (2, 1850.0)):
         display.show([event("a", Progress(done, 4))])
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == ["a: 1 of 4", "a: 2 of 4"]
-    assert [re.sub(r"\d\d:\d\d:\d\d", "T", line) for line in said[2:]] == ["a: 2 of 4 (unchanged at T)"]
+    assert [re.sub(r"\d\d:\d\d:\d\d", "T", line) for line in said[2:]] == ["a: 2 of 4 (unchanged since T)"]
+
+
+def test_what_a_node_waits_for_is_told_once_and_then_every_five_minutes(capsys, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr("executor.scheduler.plain_display.time.monotonic", lambda: clock[0])
+    display = Display(RunState(run="r1", pipeline="toy", experiment="toy", nodes={"a": NodeState()}))
+    for clock[0], reason, text in (
+        (1000.0, "room", " for room: 1 is free"),
+        (1010.0, "room", " for room: 2 are free"),
+        (1020.0, "lease", ", run r2 works on it"),
+        (1301.0, "room", " for room: 3 are free"),
+    ):
+        display.waits("a", reason, text)
+    assert capsys.readouterr().out.splitlines() == [
+        "a: waiting for room: 1 is free",
+        "a: waiting, run r2 works on it",
+        "a: waiting for room: 3 are free",
+    ]
 
 
 def test_copying_in_which_nothing_changes_is_told_once(capsys, monkeypatch):

@@ -87,7 +87,7 @@ def test_a_commit_for_a_directory_is_refused_and_not_ignored(tmp_path, monkeypat
 
 
 def evaluated(tmp_path, *arguments):
-    """What the command line makes of a draft and a target that are only directories, up to its nodes."""
+    """Run `dflow evaluate` on a draft and a target that are only directories, up to its nodes."""
     for name in ("draft", "target"):
         (tmp_path / name).mkdir(exist_ok=True)
     parser = argparse.ArgumentParser()

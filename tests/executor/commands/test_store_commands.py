@@ -93,7 +93,7 @@ def test_rm_takes_a_run_away_and_leaves_its_artifacts(toy, capsys):
     assert artifacts(toy) == before
     assert list((toy.store / "work").iterdir()) == []
     assert "MLflow keeps its copy" in capsys.readouterr().out
-    assert dflow(toy, "rm", old.run, "--yes") == 1
+    assert dflow(toy, "rm", old.run, "--yes") == 2
     assert "is no run of this store" in capsys.readouterr().err
 
 
@@ -137,7 +137,7 @@ def test_a_tag_stands_for_its_run_everywhere(toy, capsys):
     assert dflow(toy, "runs", "--untag", "bestes-Modell_ü.1") == 0
     assert dflow(toy, "runs", "--tag", "bestes-Modell_ü.1", second.run) == 0
     assert find_record(toy.store / "records", "bestes-Modell_ü.1").run == second.run
-    assert dflow(toy, "runs", "--untag", first.run) == 1
+    assert dflow(toy, "runs", "--untag", first.run) == 2
     assert f'run {first.run} has no tag "{first.run}"; its tags: none' in capsys.readouterr().err
 
 
@@ -253,8 +253,8 @@ def test_a_store_of_another_user_is_read_and_not_changed(tmp_path, command):
 def test_a_store_that_is_not_there_is_not_made_by_looking(toy, capsys):
     assert dflow(toy, "gc", "--usage") == 0
     assert dflow(toy, "gc") == 0
-    assert dflow(toy, "rm", "x", "--yes") == 1
-    assert dflow(toy, "runs", "--tag", "best", "x") == 1
+    assert dflow(toy, "rm", "x", "--yes") == 2
+    assert dflow(toy, "runs", "--tag", "best", "x") == 2
     assert not toy.store.exists()
     assert Store.open(toy.store, write=False).newest("k") is None
 

@@ -18,7 +18,9 @@ def test_it_says_where_when_a_page_is_there_and_ctrl_c_ends_it_and_its_children_
     process = toy.start("ui", "--port", str(port))
     try:
         log = toy.store / f"mlflow-ui-{port}.log"
-        assert process.stdout.readline() == f"starting MLflow on {toy.store}; log: {log}\n", process.stderr.read()
+        assert (
+            process.stdout.readline() == f"starting MLflow on {toy.store}, and waiting until it answers; log: {log}\n"
+        ), process.stderr.read()
         said = process.stdout.readline()
         assert said == f"MLflow of {toy.store} at http://127.0.0.1:{port}; Ctrl-C to stop\n", process.stderr.read()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as page:

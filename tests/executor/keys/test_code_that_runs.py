@@ -70,7 +70,7 @@ class Said:
         return file
 
     def run(self, *python_path: Path, expected: int = 0) -> str:
-        """What the node wrote."""
+        """Run the node; returns the text that it wrote."""
         path = os.pathsep.join(map(str, [PROJECT, *python_path]))
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         self.result = subprocess.run(

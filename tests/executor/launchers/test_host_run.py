@@ -90,7 +90,7 @@ def waits(node, *libraries, **variables):
 
 @pytest.fixture
 def order(tmp_path):
-    """Of a stage that finds no job, and ends."""
+    """The order of a stage that finds no job, and ends."""
     for name in ("results", "private"):
         (tmp_path / name).mkdir()
     paths = {name: tmp_path / name for name in ("job", "results", "events", "private", "log")}

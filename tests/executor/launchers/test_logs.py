@@ -89,7 +89,7 @@ def test_an_unknown_node_is_told_with_those_that_there_are(tmp_path):
     toy = Toy(tmp_path)
     toy.dflow("run", str(toy.file), "-s", "d.fail_at=1")
     result = toy.dflow("logs", "bb")
-    assert result.returncode == 1
+    assert result.returncode == 2
     assert 'has no node "bb"; did you mean "b"?; its nodes: a, b, c, d' in result.stderr
     last = toy.state()["run"]
     assert toy.dflow("logs", "d").stdout == "about to fail\nDataError: line 3 of the data is broken\n"

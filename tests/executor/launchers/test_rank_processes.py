@@ -33,7 +33,7 @@ def shell(number: int, script: str) -> Rank:
 
 
 def rest(rank: Rank) -> bytes:
-    """What it printed after it had begun."""
+    """The output of a rank after it had begun."""
     assert rank.process.stdout is not None
     with rank.process.stdout as said:
         return said.read()

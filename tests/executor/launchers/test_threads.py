@@ -17,7 +17,7 @@ def small(name, size, more=""):
 
 
 def threads(toy, name):
-    """What the stage found, and what its manifest says."""
+    """The number of threads that the stage found, and that in its manifest."""
     digest = toy.state()["nodes"][name]["digest"]
     manifest = json.loads((toy.store / "objects" / digest / "manifest.json").read_text())
     return int(toy.text(name)), manifest["launch"]["threads"]

@@ -416,7 +416,7 @@ def test_a_manifest_that_is_none_is_refused(toy, shared, capsys, wrong, said):
 
 
 def refused(toy, shared, capsys, said):
-    """In one line that names the remote, and nothing is placed."""
+    """Assert that a command is refused in one line that names the remote, and that nothing is placed."""
     other = other_store(toy)
     capsys.readouterr()
     assert dflow(other, "pull", str(shared), str(toy.file)) == 1

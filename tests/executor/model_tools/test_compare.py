@@ -72,7 +72,7 @@ def file(tmp_path) -> Path:
 @pytest.fixture
 def sglang(monkeypatch):
     """As where the pinned SGLang is installed, as far as the command asks."""
-    monkeypatch.setattr(version, "installed_version", lambda: version.NEWEST)
+    monkeypatch.setattr(version, "installed_version", lambda: version.VERSIONS[-1])
 
 
 def dflow(file: Path, *arguments: str) -> int:
@@ -86,7 +86,7 @@ def test_a_missing_sglang_or_another_version_is_refused_first(file, monkeypatch,
     error = capsys.readouterr().err
     assert error.startswith("dflow: doctor --backends ")
     assert said in error
-    assert f"sglang=={version.NEWEST}" in error or "pip install -c constraints.txt -e '.[sglang]'" in error
+    assert f"sglang=={version.VERSIONS[-1]}" in error or "pip install -c constraints.txt -e '.[sglang]'" in error
 
 
 def test_inputs_that_no_run_has_made_are_named_with_the_command_that_makes_them(file, sglang, capsys):

@@ -64,7 +64,7 @@ def process(monkeypatch):
 
 
 def dflow(store, *arguments: str) -> int:
-    """In the folder of the store: commands that are printed need not name it."""
+    """Run a command in the folder of the store, which printed commands need not name there."""
     with contextlib.chdir(store.path.parent):
         return main(["diagnose", *arguments, "--store", str(store.path)])
 

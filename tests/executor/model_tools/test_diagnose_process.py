@@ -63,7 +63,7 @@ def store(tmp_path):
 
 
 def stand_in(tmp_path: Path, monkeypatch, code: str) -> None:
-    """What measures is this code."""
+    """Let this code run in place of ops/tools/diagnose/run.py."""
     (tmp_path / "measuring.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(measure, "DIAGNOSIS", "measuring")

@@ -41,7 +41,7 @@ from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
 from ops.lib.sglang.serve_command import Address
-from ops.lib.sglang.version import NEWEST
+from ops.lib.sglang.version import VERSIONS
 from ops.lib.vllm.version import VLLM_VERSION
 from ops.tools.serve.chat import ChatPrompt
 
@@ -227,7 +227,9 @@ def test_every_refused_argument_is_told_at_once_and_with_what_to_do(tmp_path):
 class ServeCase:
     """A store with a run, and the command on it, where `sglang` is the small server."""
 
-    def __init__(self, folder: Path, model_type: str = "qwen3", version: str | None = NEWEST, **draft: Any) -> None:
+    def __init__(
+        self, folder: Path, model_type: str = "qwen3", version: str | None = VERSIONS[-1], **draft: Any
+    ) -> None:
         made = make_artifacts(folder / "made", model_type)
         write_folder(made["check"], {"draft/config.json": {"block_size": 4, "dflow": draft}})
         self.store, self.run = record_run(folder, made)

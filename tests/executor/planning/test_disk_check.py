@@ -100,7 +100,7 @@ def toy(tmp_path: Path) -> Toy:
 
 
 def refused(toy: Toy, *arguments: str) -> list[str]:
-    """What plan and run say, which must be the same but for the free space of that moment; nothing runs."""
+    """The lines with which plan and run refuse, which must agree except for the free space; nothing runs."""
     plan = toy.dflow("plan", str(toy.file), "--json", *arguments)
     run = toy.dflow("run", str(toy.file), *arguments)
     missing_here = json.loads(plan.stdout)["missing_here"]

@@ -63,7 +63,7 @@ class Parse:
 @op(version=1, run="test_keys_and_plan:make")
 @frozen(kw_only=True)
 class NamedLikeMethods:
-    """Its fields have the names of all methods of an op that are no hooks."""
+    """An op whose fields have the names of all methods of an op that are no hooks."""
 
     external_files: tuple[str, ...] = field(default=("photo.png",))
     chosen_libraries: str = field(default="attrs")

@@ -100,7 +100,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused(capsys: pytest.CaptureFixture[str], text: str, *overrides: str) -> list[str]:
-    """What plan and run refuse, which must be the same."""
+    """The lines with which plan and run refuse, which must be the same."""
     Path("refused.toml").write_text(HEAD + text)
     given = [argument for override in overrides for argument in ("-s", override)]
     code = main(["plan", "refused.toml", "--json", *given])
@@ -458,7 +458,7 @@ def test_a_target_without_a_width_for_the_draft_s_mlp_is_refused(
     tokens = ("tokenize.processor=none", "tokenize.target=@target")
     [found] = refused(capsys, nodes, *tokens)
     assert found.startswith(
-        "node.train.intermediate_size: the target's config.json has no intermediate_size, since every MLP has experts"
+        "node.train.intermediate_size: intermediate_size: the target's config.json has none, since every MLP has"
     )
     assert [] == refused(capsys, nodes, *tokens, "train.intermediate_size=64")
 

@@ -170,7 +170,7 @@ def test_a_run_that_was_killed_is_not_told_as_running(toy: Toy, capsys: pytest.C
 
 def test_a_run_that_is_not_there_is_an_error(toy: Toy) -> None:
     result = toy.dflow("diff", "19990101")
-    assert (1, True) == (result.returncode, "is no run of this store" in result.stderr)
+    assert (2, True) == (result.returncode, "is no run of this store" in result.stderr)
 
 
 @pytest.mark.parametrize(

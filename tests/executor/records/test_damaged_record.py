@@ -126,9 +126,9 @@ def test_a_tagged_run_is_refused_before_anybody_is_asked(toy, capsys):
 def test_a_run_that_is_not_there_is_told_with_the_runs_and_tags_that_are(toy, capsys):
     record = run(toy)
     add_tag(record.folder, "best")
-    assert dflow(toy, "resume", "bset") == 1
+    assert dflow(toy, "resume", "bset") == 2
     assert f"runs: {record.run} (best)" in capsys.readouterr().err
-    assert dflow(toy, "resume", "pipeline.toml") == 1
+    assert dflow(toy, "resume", "pipeline.toml") == 2
     assert "to run a pipeline: dflow run pipeline.toml" in capsys.readouterr().err
 
 

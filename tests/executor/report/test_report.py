@@ -87,7 +87,7 @@ def test_the_same_run_named_twice_is_one_run(toy: Toy) -> None:
 def test_all_runs_that_are_not_there_are_told_at_once_with_near_ones(toy: Toy) -> None:
     first = runs_of(toy)[0]
     result = toy.dflow("report", "nothing-like-it", first, first[:-1] + "zz")
-    assert 1 == result.returncode
+    assert 2 == result.returncode
     assert '"nothing-like-it" is no run of this store' in result.stderr
     assert f'did you mean "{first}"?' in result.stderr
 

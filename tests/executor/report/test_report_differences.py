@@ -15,7 +15,7 @@ from executor.system.trust import trust_store
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Toy, dict[str, str]]:
-    """By name: the pipeline, two with other values, and one without its last node."""
+    """Runs by name: the pipeline, two with other values, and one without its last node."""
     toy = Toy(tmp_path_factory.mktemp("toy"))
     short = toy.folder / "short.toml"
     short.write_text(PIPELINE[: PIPELINE.index("[node.d]")])

@@ -13,7 +13,7 @@ from toy_ops import Toy
 
 from dsl import files
 from dsl.errors import DiskFull, StoreError
-from dsl.files import append_line, clear_errors, is_full, read_json, read_lines, write_json
+from dsl.files import append_line, clear_errors, is_full, read_json_or_none, read_lines, write_json
 
 OPS = '''
 from pathlib import Path
@@ -208,7 +208,7 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(DiskFull):
         write_json(path, 2, durable=True)
-    assert (1, ["value.json"]) == (read_json(path), [found.name for found in tmp_path.iterdir()])
+    assert (1, ["value.json"]) == (read_json_or_none(path), [found.name for found in tmp_path.iterdir()])
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ KILLED = "rank 1 was killed (signal 9); perhaps this machine ran out of memory (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """For each way to die: the toy, and what the command said on stderr."""
+    """The toy and the command's stderr, for each way in which a rank dies."""
     toys = {}
     for how in ("kill", "data", "bug", "hang"):
         folder = tmp_path_factory.mktemp(how)

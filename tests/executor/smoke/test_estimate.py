@@ -34,7 +34,7 @@ def test_a_stage_of_constant_pace_takes_its_start_up_once_and_each_unit_alike(
 ) -> None:
     progress = told(*((start_up + pace * done, done) for done in range(trial + 1)), total=trial)
     spread = full_time(
-        START, START + start_up + pace * trial + tail, progress, Growth(series=(Amount(trial, full_amount, "steps"),))
+        START, START + start_up + pace * trial + tail, progress, Growth(series=(Amount(trial, full_amount),))
     )
     truth = start_up + pace * full_amount + tail
     assert spread.low == pytest.approx(truth, rel=1e-4, abs=1e-4)
@@ -43,17 +43,17 @@ def test_a_stage_of_constant_pace_takes_its_start_up_once_and_each_unit_alike(
 
 def test_what_the_first_step_takes_longer_is_taken_once() -> None:
     compiled_first = told((10, 0), (40, 1), (41, 2), (42, 3), (43, 4), total=4)
-    assert (10 + 29 + 100, 10 + 29 + 100) == full(compiled_first, 43, Amount(4, 100, "steps"))
+    assert (10 + 29 + 100, 10 + 29 + 100) == full(compiled_first, 43, Amount(4, 100))
 
 
 def test_a_slow_step_among_others_makes_the_time_a_spread() -> None:
     saved_once = told((10, 0), (11, 1), (12, 2), (18, 3), (19, 4), total=4)
-    assert (10 + 100 * 1, 10 + 100 * 9 / 4) == full(saved_once, 19, Amount(4, 100, "steps"))
+    assert (10 + 100 * 1, 10 + 100 * 9 / 4) == full(saved_once, 19, Amount(4, 100))
 
 
 def test_what_was_done_before_the_first_report_is_taken_out_of_the_start_up() -> None:
     one_was_done = told((12, 1), (14, 2), (16, 3), total=3)  # ten seconds of start-up, two a unit
-    assert (10 + 2 * 300, 10 + 2 * 300) == full(one_was_done, 16, Amount(3, 300, "samples"))
+    assert (10 + 2 * 300, 10 + 2 * 300) == full(one_was_done, 16, Amount(3, 300))
 
 
 def test_each_series_grows_by_its_own_amount_and_the_time_between_them_stays() -> None:
@@ -61,7 +61,7 @@ def test_each_series_grows_by_its_own_amount_and_the_time_between_them_stays() -
     answers = told((12, 0), (13, 1), (14, 2), (15, 3), total=3)
     assert [steps, answers] == series_of([*steps, *answers])
     truth = 5 + 2 * 50 + 3 + 1 * 30 + 4
-    assert (truth, truth) == full([*steps, *answers], 19, Amount(2, 50, "steps"), Amount(3, 30, "answers"))
+    assert (truth, truth) == full([*steps, *answers], 19, Amount(2, 50), Amount(3, 30))
 
 
 def test_a_series_that_nobody_declared_stays_as_it_is() -> None:
@@ -70,31 +70,29 @@ def test_a_series_that_nobody_declared_stays_as_it_is() -> None:
 
 
 def test_progress_told_at_the_end_alone_may_be_all_of_the_time_or_nothing_of_it() -> None:
-    assert (1 + 9, 1 + 90) == full(told((9, 3), total=3), 10, Amount(3, 30, "samples"))
+    assert (1 + 9, 1 + 90) == full(told((9, 3), total=3), 10, Amount(3, 30))
 
 
 def test_a_stage_without_progress_may_grow_as_a_whole_or_not_at_all() -> None:
-    assert (10, 70) == full([], 10, Amount(1, 7, "samples"))
+    assert (10, 70) == full([], 10, Amount(1, 7))
 
 
 def test_a_full_run_that_is_smaller_than_its_trial_is_told_to_take_less() -> None:
-    assert (5, 10) == full([], 10, Amount(4, 2, "epochs"))
+    assert (5, 10) == full([], 10, Amount(4, 2))
 
 
 def test_what_follows_the_last_report_may_grow_too() -> None:
     steps = told((5, 0), (7, 1), (9, 2), total=2)
-    assert (5 + 4 + 3, 5 + 4 + 30) == full(steps, 12, Amount(2, 2, "steps"), tail=10)
+    assert (5 + 4 + 3, 5 + 4 + 30) == full(steps, 12, Amount(2, 2), tail=10)
 
 
 def test_more_at_once_takes_less_but_not_surely() -> None:
     answers = told((5, 0), (9, 4), total=4)
-    assert (5 + 4 * 2, 5 + 4 * 10) == full(answers, 9, Amount(4, 40, "samples", fewest=8))
+    assert (5 + 4 * 2, 5 + 4 * 10) == full(answers, 9, Amount(4, 40, fewest=8))
 
 
 def test_a_clock_that_went_back_makes_no_time_negative() -> None:
-    spread = full_time(
-        START, START - 50, told((5, 0), (-7, 1), (-9, 2), total=2), Growth(series=(Amount(2, 9, "steps"),))
-    )
+    spread = full_time(START, START - 50, told((5, 0), (-7, 1), (-9, 2), total=2), Growth(series=(Amount(2, 9),)))
     assert Spread(0.0, 0.0) == spread
 
 

@@ -72,7 +72,7 @@ class Copy:
         if context.trial is None:
             return None
         small, full = len(lines_of(context.trial.inputs["lines"])), context.inputs["lines"]
-        return Estimate(growth=Growth(series=(Amount(small, full, "lines"),), output=full / small))
+        return Estimate(growth=Growth(series=(Amount(small, full),), output=full / small))
 
 
 def copy(config, stage):

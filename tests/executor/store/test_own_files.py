@@ -117,7 +117,7 @@ def report(toy: Toy, *runs: str) -> Page:
 
 
 def speeds(page: Page) -> list[str]:
-    """What the op shows of its measurements."""
+    """The measurements that the op shows in the report."""
     return [rows[1][1] for rows in page.tables["artifacts"] if rows[0] == ["way", "speed"]]
 
 

@@ -66,7 +66,7 @@ def test_a_node_whose_processes_have_just_ended_uses_no_memory_that_is_told() ->
 
 
 class NoReading(Exception):
-    """As pynvml.NVMLError."""
+    """An error that stands for pynvml.NVMLError."""
 
 
 @pytest.fixture

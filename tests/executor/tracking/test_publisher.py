@@ -52,7 +52,7 @@ class FakeSender:
 
 
 def followed(sender, sends):
-    """What the process tells of a run that ends after so many sends."""
+    """The reports of the process for a run that ends after `sends` sends."""
     finished = threading.Event()
     told = []
     thread = threading.Thread(target=publisher.follow, args=(sender.send, finished, told.append))

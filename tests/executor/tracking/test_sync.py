@@ -21,7 +21,7 @@ from toy_ops import ONE_NODE, PROJECT, Toy
 from tracked_toy import fresh_database, tracked_toy
 
 from dsl.errors import StoreError, shortened
-from dsl.files import append_line, read_json, read_lines
+from dsl.files import append_line, read_json_or_none, read_lines
 from executor.commands import sync
 from executor.maintenance.gc import kept_runs
 from executor.records.run_record import Record
@@ -58,13 +58,13 @@ def points_of(record, node="d"):
 
 def as_after_a_kill(client, record):
     """The points of node d have arrived, and its run was not closed."""
-    sent = read_json(record.folder / "mlflow.json")
+    sent = read_json_or_none(record.folder / "mlflow.json")
     client.update_run(sent["nodes"]["d"]["run_id"], status="RUNNING")
     (record.folder / "mlflow.json").write_text(json.dumps({**sent, "events": None}))
 
 
 def history(client, record, node="d", name="steps/loss"):
-    child = read_json(record.folder / "mlflow.json")["nodes"][node]["run_id"]
+    child = read_json_or_none(record.folder / "mlflow.json")["nodes"][node]["run_id"]
     return [(point.step, point.value, point.timestamp) for point in client.get_metric_history(child, name)]
 
 
@@ -183,7 +183,7 @@ def test_sync_sends_every_run_that_lacks_something_and_says_what(unsent, tmp_pat
     store, record = stored_in(unsent, tmp_path)
     arguments = ["--store", str(store)]
     assert synced(arguments) == 0
-    parent = read_json(record.folder / "mlflow.json")["parent"]
+    parent = read_json_or_none(record.folder / "mlflow.json")["parent"]
     said = f"MLflow holds all of it (run {parent})\n"
     assert capsys.readouterr().out == f"run {record.run}: sent 5 runs, 34 points, 15 files; {said}"
     assert synced(arguments) == 0
@@ -250,7 +250,7 @@ def test_a_run_that_is_being_sent_is_not_running_and_nobody_takes_it(unsent, tmp
 
 
 def synced(arguments):
-    """In the folder of the store, which comes last: commands that are printed need not name it."""
+    """Run `dflow sync` in the folder of the store, the last argument; printed commands need not name it there."""
     parser = sync.argparse.ArgumentParser()
     sync.add_arguments(parser)
     with contextlib.chdir(Path(arguments[-1]).parent):
@@ -267,7 +267,7 @@ def test_a_deleted_experiment_and_a_deleted_run_are_said_with_what_to_do(unsent,
     assert f"mlflow experiments restore --experiment-id {experiment}" in warning
     client.restore_experiment(experiment)
     assert send_rest(store, record.folder)[0] is None
-    parent = read_json(record.folder / "mlflow.json")["parent"]
+    parent = read_json_or_none(record.folder / "mlflow.json")["parent"]
     client.delete_run(parent)
     append_line(record.events_path, {"time": 1.0, "node": "d", "kind": "warning", "message": "more"})
     warning, _ = send_rest(store, record.folder)
@@ -311,7 +311,7 @@ def test_names_that_are_no_path_below_the_run_become_harmless_and_names_that_wou
         name: [(step, value) for step, value, _ in history(client, record, name=name)] for name in sent_as.values()
     }
     assert {name: [(100, float(place))] for place, name in enumerate(sent_as.values())} == points
-    assert "FINISHED" == client.get_run(read_json(record.folder / "mlflow.json")["parent"]).info.status
+    assert "FINISHED" == client.get_run(read_json_or_none(record.folder / "mlflow.json")["parent"]).info.status
     changed = [name for name in sent_as if name in (".", "..", "../x", "...", "/", "go/p#1", "x" * 250 + "#")]
     assert [f'the metric "{shortened(name)}" is "{shortened(sent_as[name])}" in MLflow' for name in changed] == said
     logged(record, 101, {"go/p#1": 7.0})
@@ -341,7 +341,7 @@ def test_a_metric_that_mlflow_refuses_costs_only_itself(unsent, tmp_path, monkey
     assert send_rest(store, record.folder, said.append)[0] is None
     assert ['MLflow refused the metric "go/refused", all others are sent: Invalid value for go/refused'] == said
     assert [100] == [step for step, *_ in history(opened, record, name="go/fine")]
-    assert "FINISHED" == opened.get_run(read_json(record.folder / "mlflow.json")["parent"]).info.status
+    assert "FINISHED" == opened.get_run(read_json_or_none(record.folder / "mlflow.json")["parent"]).info.status
     assert not lacks(Record.load(record.folder))
 
 

@@ -7,7 +7,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from tracked_toy import accepted, client_of, copied, history, ids, newest_record, send, tracked_toy
 
-from dsl.files import append_line, read_json, write_json
+from dsl.files import append_line, read_json_or_none, write_json
 from executor.records.run_record import Record
 from executor.tracking import sync_state
 from executor.tracking.replay import Replay
@@ -47,9 +47,9 @@ def loss(step, value, time=1.0):
 
 
 def kill_the_call(unsent, record):
-    """As where a call was killed when the points had arrived, and before the child was closed."""
+    """Leave a call as if killed after the points had arrived and before the child was closed."""
     unsent.client.update_run(ids(record)[1]["d"], status="RUNNING")
-    write_json(record / "mlflow.json", {**read_json(record / "mlflow.json"), "events": None})
+    write_json(record / "mlflow.json", {**read_json_or_none(record / "mlflow.json"), "events": None})
 
 
 def attempt_again(record):
@@ -158,7 +158,7 @@ class Failing:
 
 
 def held(client, record):
-    """What MLflow holds of a run, in the words of its tags: nothing but ids and times of making are left out."""
+    """The content of MLflow for a run, by its tags; only ids and times of creation are left out."""
     shown = []
     for run in client.search_runs(["1"], f"tags.`dflow.run` = '{record.name}'"):
         own = {name: value for name, value in run.data.tags.items() if name in ("dflow.node", "dflow.accepted")}

@@ -23,7 +23,7 @@ UNTIL_END = ("-s", "d.steps=100000", "-s", "d.seconds=0.02")  # or until the fil
 
 
 def statuses(toy, record):
-    """Of the run as a whole and of every node that MLflow has a run of."""
+    """The statuses of the whole run and of every node that has an MLflow run."""
     client = client_of(toy)
     parent, children = ids(record)
     found = {name: client.get_run(run_id).info.status for name, run_id in children.items()}

@@ -11,7 +11,7 @@ from report_page import Page
 from toy_ops import OPS, UNTRACKED, WITHOUT_USAGE, wait_for
 from tracked_toy import artifacts, client_of, ids, newest_record, send, tracked_toy
 
-from dsl.files import read_json
+from dsl.files import read_json_or_none
 from executor.commands.ui import links
 from executor.tracking.mlflow_client import Tracker, tracking_uri
 
@@ -244,11 +244,11 @@ def test_sending_all_of_it_again_changes_nothing(swept):
         }
 
     before = held()
-    sent = read_json(record / "mlflow.json")
+    sent = read_json_or_none(record / "mlflow.json")
     (record / "mlflow.json").unlink()
     send(toy, record)
     assert before == held()
-    assert sent["parent"] == read_json(record / "mlflow.json")["parent"]
+    assert sent["parent"] == read_json_or_none(record / "mlflow.json")["parent"]
 
 
 def test_a_sweep_killed_in_the_middle_goes_on_to_the_same_four_runs(tmp_path):

@@ -14,7 +14,7 @@ from mlflow.tracking import MlflowClient
 from ports import free_port
 from toy_ops import PIPELINE, Toy, wait_for
 
-from dsl.files import read_json, read_lines
+from dsl.files import read_json_or_none, read_lines
 from executor.records.run_record import Record
 from executor.tracking.sync_state import lacks
 
@@ -94,7 +94,7 @@ def record_of(toy):
 def child_of(toy):
     if not toy.has_begun():
         return None
-    sent = read_json(record_of(toy).folder / "mlflow.json") or {"nodes": {}}
+    sent = read_json_or_none(record_of(toy).folder / "mlflow.json") or {"nodes": {}}
     return sent["nodes"].get("d", {}).get("run_id")
 
 
@@ -110,7 +110,7 @@ def held(client, run_id):
 
 
 def is_whole(client, toy, child):
-    """All of the run is there, each point once and no run twice."""
+    """Whether all of the run is in MLflow, each point once and no run twice."""
     record = record_of(toy)
     experiment = client.get_experiment_by_name("real server").experiment_id
     runs = client.search_runs([experiment], f"tags.`dflow.run` = '{record.run}'")
@@ -160,7 +160,7 @@ def test_a_run_goes_on_without_its_server_which_gets_all_once_it_is_there_again(
 
 
 def tags_and_notes_of_the_file_are_those_of_the_parent(client, toy):
-    sent = read_json(record_of(toy).folder / "mlflow.json")
+    sent = read_json_or_none(record_of(toy).folder / "mlflow.json")
     tags = client.get_run(sent["parent"]).data.tags
     assert {name: tags[name] for name in ("team", "cost centre", "dflow.pipeline")} == {
         "team": "x", "cost centre": "7", "dflow.pipeline": "toy"

@@ -7,7 +7,7 @@ from toy_ops import ONE_NODE, WITHOUT_USAGE, Toy
 from tracked_toy import fresh_database, newest_record
 
 from dsl.compile import compile_pipeline, override_graph
-from dsl.files import read_json
+from dsl.files import read_json_or_none
 from dsl.graph import graph_from_json, graph_to_json
 from dsl.pipeline import Pipeline
 from executor.records.run_record import Record
@@ -58,7 +58,7 @@ def test_without_mlflow_an_untracked_run_is_done_and_is_sent_when_somebody_asks_
     (toy.store / "mlflow.db").write_bytes(fresh_database())
     warning, counts = send_rest(toy.store, record.folder)
     assert (None, 2) == (warning, counts["runs"])
-    sent = read_json(record.folder / "mlflow.json")
+    sent = read_json_or_none(record.folder / "mlflow.json")
     client = open_client(toy.store, f"sqlite:///{toy.store / 'mlflow.db'}")
     assert "FINISHED" == client.get_run(sent["nodes"]["a"]["run_id"]).info.status
 

@@ -194,7 +194,7 @@ def text_target(folder):
 
 
 def other_patches(tokens, folder):
-    """The same tokens as if their images had patches of another size."""
+    """The tokens as if their images had patches of another size."""
     shutil.copytree(tokens.path, folder)
     info = json.loads((folder / "tokens.json").read_text())
     (folder / "tokens.json").write_text(json.dumps(info | {"patch_dim": 24, "merge_size": 1}))

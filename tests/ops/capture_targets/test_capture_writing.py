@@ -34,7 +34,7 @@ def config(**changes):
 
 
 def shard_of(value: float, tokens: int = 4) -> Shard:
-    """One sample whose features are all this value."""
+    """A shard of one sample whose features all have this value."""
     shard = Shard([tokens], torch.float32, (3, 5))
     ids = torch.arange(tokens)
     mask = torch.ones(tokens, dtype=torch.bool)

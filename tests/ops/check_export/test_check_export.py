@@ -171,7 +171,7 @@ def test_a_report_of_another_draft_target_or_tokens_is_refused(tmp_path, gate_in
 
 
 def pretend_sglang(monkeypatch, folder, version):
-    """What pip leaves of an installed SGLang of that version, without its code."""
+    """Write the metadata of an installed SGLang of that version, without its code."""
     package = folder / "installed" / f"sglang-{version}.dist-info"
     package.mkdir(parents=True)
     (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
@@ -232,7 +232,7 @@ def test_the_code_that_asks_sglang_is_in_the_key_though_it_is_imported_by_name()
 
 
 class Serving:
-    """Its `check_live` stands for that of `ops.check_export.live`: gives a result, or says that none can be had."""
+    """A stand-in for the module `ops.check_export.live`: its `check_live` returns a result, or raises an error."""
 
     def __init__(self, answer):
         self.answer, self.asked = answer, None
@@ -306,7 +306,7 @@ def test_a_skipped_stage_says_how_it_is_repeated(tmp_path, gate_inputs, capsys):
 
 @pytest.fixture
 def without_worker(monkeypatch):
-    """What serves DSpark drafts is something that the live stage does not run, as it may be for a user's algorithm."""
+    """Let DSpark drafts be served by a worker that the live stage does not run, as for a user's algorithm."""
     monkeypatch.setattr(Dspark, "engine", "OTHER")
 
 

@@ -48,19 +48,19 @@ def rename_tensors(old: str, new: str):
 
 
 def flat(config: dict[str, Any]) -> None:
-    """As speculators writes DFlash2."""
+    """Write the fields of DFlash2 at the top level, as speculators does."""
     for name in (*CONVOLUTIONS, *SELECTOR):
         config[name] = config["dflash_config"].pop(name)
 
 
 def nested(config: dict[str, Any]) -> None:
-    """As SpecForge writes DSpark."""
+    """Write the fields of DSpark into a table, as SpecForge does."""
     names = ("block_size", "mask_token_id", "target_layer_ids", *OF_DSPARK)
     config["dflash_config"] = {name: config.pop(name) for name in names}
 
 
 def plain(config: dict[str, Any]) -> None:
-    """As ModelOpt names its DSpark."""
+    """Name the class of a DSpark draft as ModelOpt does."""
     config["architectures"] = ["DFlashDraftModel"]
 
 

@@ -27,7 +27,7 @@ def both(gate_inputs, tmp_path):
 
 
 def mistakes(folder, inputs):
-    """What the gate says, as (what, what vLLM does, remedy)."""
+    """The mistakes that the gate reports, as (what, what vLLM does, remedy)."""
     with pytest.raises(DataError) as caught:
         check(folder / "gate", inputs)
     lines = str(caught.value).splitlines()[1:]

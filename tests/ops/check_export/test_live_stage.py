@@ -59,7 +59,7 @@ def draft(case):
 
 @pytest.fixture(scope="module")
 def prompts(case):
-    """As the gate makes them of an evaluation with the noisy draft."""
+    """The prompts that the gate makes from an evaluation with the noisy draft."""
     reference = case.reference(case.drafts["noisy"].path)
     return [
         Prompt(prompt, plain.tokens, answer.accepted, NEW_TOKENS)
@@ -197,7 +197,7 @@ def given(case, prompt, layer_ids=LAYERS, outputs=False):
 
 
 def watched(case, prompt, features_SF=None, positions_S=None):
-    """As SGLang would have been watched with the noisy draft, unless something else is given."""
+    """The inputs with which SGLang would have run the noisy draft, unless others are given."""
     features, positions = given(case, prompt)
     return Watched(
         prompt,

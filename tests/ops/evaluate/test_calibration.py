@@ -74,7 +74,10 @@ def test_decoding_keeps_what_the_head_says_of_every_slot_that_a_step_reached(cas
 
 @torch.inference_mode()
 def slow_confidences(target, draft, sample, decoded):
-    """Of each step, from one pass of the target over the whole answer; a slot depends on accepted tokens only."""
+    """The confidences of each step, from one pass of the target over the whole answer.
+
+    A slot depends on accepted tokens only.
+    """
     prompt = sample.input_ids[: sample.prompt_tokens].tolist()
     tokens = torch.tensor([[*prompt, *decoded.tokens]])
     with target.capture_inputs(draft.config.target_layer_ids) as captured:

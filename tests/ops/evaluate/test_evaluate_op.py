@@ -265,7 +265,7 @@ def test_the_report_shows_every_part(stage):
 
 @pytest.fixture(scope="module")
 def confident(draft, tmp_path_factory) -> Draft:
-    """The same draft with the heads of dspark, without a bias, and certain that 9 of 10 proposals are accepted."""
+    """The draft with the heads of DSpark, without a bias, whose confidence is 0.9 for every proposal."""
     folder = tmp_path_factory.mktemp("confident")
     plain = from_serving(read_json(draft.path / "config.json"))
     config = attrs.evolve(plain, algorithm=Dspark(rank=2, sample_from_anchor=False))

@@ -20,7 +20,7 @@ from ops.check_export.run import server_arg_warnings
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, write_json
-from ops.lib.drafts.backbone.config import ENDS, from_serving, to_serving
+from ops.lib.drafts.backbone.config import SCALES, from_serving, to_serving
 from ops.lib.drafts.backbone.load import random_draft, tensors_digest
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.serving_contract import check_serving
@@ -52,7 +52,7 @@ def test_an_export_is_exactly_the_three_files_of_the_contract(tmp_path, trained)
     assert (config["block_size"], config["num_target_layers"], config["vocab_size"]) == (4, 4, VOCAB)
     shape = from_serving(read_json(trained["draft"].path / "config.json"))
     trained_fields = config["dflow"].pop("trained")
-    assert trained_fields == attrs.asdict(shape, filter=lambda field, _: field.name not in ("algorithm", *ENDS)) | {
+    assert trained_fields == attrs.asdict(shape, filter=lambda field, _: field.name not in ("algorithm", *SCALES)) | {
         "target_layer_ids": [0, 1],
         "layer_types": ["full_attention", "full_attention"],
     }
@@ -172,7 +172,7 @@ def test_a_draft_trained_for_another_target_is_refused(tmp_path, trained):
 
 
 def damaged(tmp_path, trained, config=None, tensors=None):
-    """What the contract check says of an export after changing its config or its tensors."""
+    """The mistakes that the contract check reports after changes of an export's config or tensors."""
     out = export(tmp_path, trained)
     if config:
         data = read_json(out / "config.json")

@@ -59,13 +59,13 @@ def folder(few_images, checkpoint, tmp_path_factory):
 
 
 def logged(folder, name, metric):
-    """What rank 0 logged under a name, in order."""
+    """The values that rank 0 logged under a name, in order."""
     rows = json.loads((folder / name / "seen.json").read_text())["logged"]
     return [metrics[metric] for metrics, _ in rows if metric in metrics]
 
 
 def moved(folder, start):
-    """By how much a training moved each weight."""
+    """The change of each weight by a training."""
     after = load_file(folder / "out" / "model" / "model.safetensors")
     return {name: after[name] - tensor for name, tensor in start.items()}
 

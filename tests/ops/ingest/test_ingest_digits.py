@@ -74,7 +74,7 @@ def ink_facts(cells: list[list[int]], columns: list[list[int]]) -> dict[str, obj
 
 
 def share_facts(cells: list[list[int]], columns: list[list[int]]) -> dict[str, object]:
-    """Where the ink lies: by blocks of cells, and its centre."""
+    """Facts on where the ink is: by blocks of cells, and its centre."""
     row_sums, column_sums = [sum(row) for row in cells], [sum(column) for column in columns]
     total = sum(row_sums)
 
@@ -111,7 +111,7 @@ def share_facts(cells: list[list[int]], columns: list[list[int]]) -> dict[str, o
 
 
 def line_facts(cells: list[list[int]], columns: list[list[int]]) -> dict[str, object]:
-    """What is told of single rows and columns."""
+    """Facts on single rows and columns."""
     row_sums, column_sums = [sum(row) for row in cells], [sum(column) for column in columns]
     widths, heights = [span(row) for row in cells], [span(column) for column in columns]
     inked = [place for place, column in enumerate(columns, start=1) if any(cell >= 8 for cell in column)]

@@ -20,7 +20,7 @@ ROWS = [
 
 
 def run(folder, rows=ROWS, **options):
-    """What is kept, and the drops by reason."""
+    """Run ingest; returns the kept samples, and the drops by reason."""
     folder.mkdir(exist_ok=True)
     write_jsonl(folder / "data.jsonl", rows)
     stage = FakeStage(folder)

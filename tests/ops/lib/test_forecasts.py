@@ -104,7 +104,7 @@ def test_the_disk_of_features_is_forecast_to_the_byte(
 
 
 def foresee_tokens(path: Path) -> TokensForecast:
-    """Of tokens that are made: counted by split."""
+    """The forecast of tokens that exist: counted by split."""
     forecast: TokensForecast = foresee(TokenizeChat(samples=Ref("s"), vocab_size=600), artifact=path).forecast
     return forecast
 
@@ -150,7 +150,7 @@ def test_a_target_of_experts_alone_needs_the_width_of_the_drafts_mlp(tmp_path: P
     del experts["intermediate_size"]
     inputs = {"target": TargetForecast.of(experts)}
     edges = {"features": Ref("f"), "batches": Ref("b"), "target": Ref("m")}
-    with pytest.raises(ConfigError, match="no intermediate_size"):
+    with pytest.raises(ConfigError, match=r"intermediate_size: the target's config\.json has none"):
         foresee(TrainDflash(**edges), inputs=inputs)
     needed = foresee(TrainDflash(**edges, intermediate_size=256), inputs=inputs)
     assert 256 == needed.forecast.shape.intermediate_size

@@ -33,7 +33,7 @@ def node(config: object, **inputs: str) -> GraphNode:
 
 
 def target(folder: Path, layers: int) -> Path:
-    """What an artifact of a target says of its size, with so many text layers of 0.2 million parameters."""
+    """Write a target artifact's description with this many text layers of 0.2 million parameters each."""
     config = tiny_config(TOKENS, {})
     config["text_config"]["num_hidden_layers"] = layers
     (folder / "model").mkdir(parents=True)

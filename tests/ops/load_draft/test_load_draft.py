@@ -107,7 +107,7 @@ def test_every_form_is_read_as_the_draft_that_it_holds(name, target, tmp_path):
 
 
 def refused_by_a_plan(source: Path, target: TargetModel, **fields) -> dict[str, str]:
-    """Of its files and of the target's config.json."""
+    """The conflicts that a plan finds in a draft's files and the target's config.json."""
     config = LoadDraft(target=Ref("target"), source=str(source), **fields)
     forecast = TargetForecast.of(read_json(target.path / "model" / "config.json"))
     return missing_here(config) | conflicts(config, {"target": forecast})

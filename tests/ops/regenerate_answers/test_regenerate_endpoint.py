@@ -50,7 +50,7 @@ GREEDY = {"max_new_tokens": 16, "finish_reasons": ("stop", "length"), "min_answe
 
 @pytest.fixture(scope="module")
 def local(samples, talker, tmp_path_factory):
-    """What the target answers when it is loaded here."""
+    """The answers of the target when it is loaded in this process."""
     return run(tmp_path_factory.mktemp("local"), samples, talker, **GREEDY)
 
 

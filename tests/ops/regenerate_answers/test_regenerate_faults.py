@@ -27,7 +27,7 @@ def model(talker):
 
 @pytest.fixture(scope="module")
 def undisturbed(parroted, talker, model, tmp_path_factory):
-    """What a server answers to which nothing happens; the tiny model knows all answers from here on."""
+    """The answers of a server without faults; the tiny model knows all answers from then on."""
     with ChatServer(model) as server:
         return run_endpoint(tmp_path_factory.mktemp("undisturbed"), parroted, talker, server, **OPTIONS)
 

@@ -41,7 +41,7 @@ class Thinker:
         return AutoTokenizer.from_pretrained(self.artifact.path / "model")
 
     def prompt_ids(self, messages, thinking):
-        """What serving renders."""
+        """The token ids of the prompt that serving renders."""
         plain = [{"role": m["role"], "content": m["content"][0]["text"]} for m in messages]
         text = self.tokenizer.apply_chat_template(
             plain, tokenize=False, add_generation_prompt=True, enable_thinking=thinking
@@ -50,7 +50,7 @@ class Thinker:
 
 
 def written(name, thinking, thought, answer):
-    """What a target of this template writes behind its generation prompt."""
+    """The text that a target with this template writes after its generation prompt."""
     if not thinking:
         return answer
     return f"{'' if name == 'qwen3.5' else '<think>' + chr(10)}{thought}\n</think>\n\n{answer}"

@@ -55,7 +55,7 @@ def deep_grey() -> bytes:
 
 
 def with_a_second_picture() -> bytes:
-    """As many cameras write them: a JPEG by its name, MPO for Pillow."""
+    """A JPEG with a second picture, as many cameras write them; Pillow calls it MPO."""
     return encoded(picture(), "MPO", save_all=True, append_images=[picture()])
 
 
@@ -160,7 +160,7 @@ def thinker(request, tmp_path_factory):
 
 
 def ask(folder, target, reply, **options):
-    """What becomes of one question to a server that replies this to everything; the stage and the server."""
+    """Ask one question of a server that replies the same to everything; returns the stage and the server."""
     (folder / "samples").mkdir()
     row = {"id": "cat", "split": "train", "category": "text", "messages": [turn("user", "What is it?")], "images": []}
     write_jsonl(folder / "samples" / "samples.jsonl", [row])

@@ -41,7 +41,7 @@ def samples(tmp_path):
 
 @pytest.fixture
 def no_torchvision(monkeypatch):
-    """As where it is not installed, whatever the machine."""
+    """Pretend that torchvision is not installed."""
     for name in [name for name in sys.modules if name.startswith("torchvision")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchvision", None)

@@ -171,7 +171,7 @@ SAYING = st.lists(WORDS, min_size=1, max_size=6).map("".join).filter(str.strip)
 
 
 def outcomes_of(known, name, thinking, messages) -> list:
-    """What the unmarked and the marked form give: ids, mask and length of the prompt, or why nothing."""
+    """The outcomes of the unmarked and the marked template: ids, mask and prompt length, or the reason for none."""
     outcomes = []
     for marks in (False, True):
         try:

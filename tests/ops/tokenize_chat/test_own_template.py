@@ -34,7 +34,7 @@ MARK = "<|im_start|>system\nOwn.<|im_end|>\n"
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
-    """With its template in every place where transformers looks for one."""
+    """A checkpoint with its template in every place where transformers looks for one."""
     folder = make_checkpoint("qwen3_vl", tmp_path_factory.mktemp("family") / "checkpoint")
     template = (folder / "chat_template.jinja").read_text()
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))

@@ -27,7 +27,7 @@ def processor_dir(tmp_path_factory):
 
 
 def several_images(folder: Path, *contents: str) -> ImageSamples:
-    """One sample per string of turns: "i" an image of its own size, "t" a text, "|" the next turn, users first."""
+    """One sample per string of turns: "i" is an image of its own size, "t" a text, "|" the next turn; users begin."""
     samples = write_samples(folder, [conversation(("user", "Hm?"), ("assistant", "Yes."))] * len(contents))
     packs = PackWriter(folder)
     rows = list(read_jsonl(folder / "samples.jsonl"))

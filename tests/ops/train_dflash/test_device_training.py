@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from attrs import evolve
-from case_reader import CaseReader, drawn_samples, make_engine
+from case_reader import CaseReader, drawn_samples, make_engine, prepare
 from device_cases import tolerance
 from draft_cases import random_case
 from draft_chain import TEXT, make_features, make_plan, make_target, train_config
@@ -19,7 +19,7 @@ from ops.lib.drafts.losses.loss import Loss, denominator
 from ops.lib.sequence_parallel.exchange import flat_mesh, make_mesh
 from ops.lib.training import rank_group
 from ops.lib.training.dtensors import gathered, reshard
-from ops.train_dflash.batches import Place, prepare
+from ops.train_dflash.batches import Place
 from ops.train_dflash.engine import weights_to_compute_with
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.sharding import shard_model

@@ -6,7 +6,7 @@ import attrs
 import pytest
 import torch
 import torch.nn.functional as F
-from case_reader import CaseReader, drawn_samples, make_engine
+from case_reader import CaseReader, drawn_samples, make_engine, prepare
 from device_traffic import DEVICE, Traffic
 from draft_cases import random_case
 
@@ -16,7 +16,7 @@ from ops.lib.drafts.losses import head as head_module
 from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.losses.tiled_softmax import fusible_sweep, sweep_values
-from ops.train_dflash.batches import Place, prepare
+from ops.train_dflash.batches import Place
 
 pytestmark = pytest.mark.filterwarnings("ignore:for .*copying from a non-meta parameter:UserWarning")
 PLACE = Place(dp_rank=0, dp_size=1, sp_rank=0, sp_degree=1, device=DEVICE, dtype=torch.float32)

@@ -36,7 +36,7 @@ LENGTHS = {"train": [5, 9, 4, 7], "val": [6]}
 
 @pytest.fixture(scope="module")
 def folder(tokens, target, tmp_path_factory):
-    """All scenarios, and "alone": one process that captures for itself."""
+    """The folder of all scenarios, and of "alone": one process that captures for itself."""
     folder = tmp_path_factory.mktemp("online_ranks")
     stage = FakeStage(folder / "plan", {"tokens": tokens})
     shard_sequence(ShardSequence(tokens=Ref("tokenize"), tokens_per_step=640, epochs=2, seed=0), stage)

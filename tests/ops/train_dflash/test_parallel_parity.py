@@ -65,7 +65,7 @@ def folder(tokens, target, features, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(folder):
-    """What each rank saw."""
+    """The figures that each rank wrote."""
     return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(4)]
 
 
@@ -201,7 +201,7 @@ def test_a_mesh_that_does_not_fit_is_refused_on_every_rank_alike(ranks, name):
 
 
 def micro_batches_of(folder, problem, layout=ONE):
-    """All micro-batches of a problem's first steps on one process, and the engine."""
+    """The micro-batches of a problem's first steps on one process, and the engine."""
     config = train_config(**train_values(problem))
     stage = FakeStage(folder / "scratch", read_inputs(folder, problem.inputs))
     inputs = open_inputs(config, stage)

@@ -106,7 +106,7 @@ def one_of_two(rank, folder, inputs, place):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Those of one process, and of each of two ranks."""
+    """The results of one process, and of each of two ranks."""
     folder = tmp_path_factory.mktemp("sharding")
     inputs = make_inputs(folder / "inputs")
     # Of the last step one rank has a sample, in two passes, and the other an idle one.

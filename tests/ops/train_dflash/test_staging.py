@@ -3,14 +3,14 @@
 import pytest
 import torch
 from attrs import define, field
-from case_reader import CPU, CaseReader, drawn_samples
+from case_reader import CPU, CaseReader, drawn_samples, prepare
 from draft_cases import random_case
 from draft_chain import make_features, make_target
 from op_counts import Recorded, copied, memory_of
 
 from ops.lib.drafts.losses.slots import block_weights
 from ops.lib.target.feature_shards import FeatureReader
-from ops.train_dflash.batches import Place, draw, idle_batch, pack, prepare
+from ops.train_dflash.batches import Place, draw, idle_batch, pack
 from ops.train_dflash.staging import BUFFERS, PIECE, Direct, Staged, transfer_to
 
 

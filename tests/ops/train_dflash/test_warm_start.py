@@ -57,7 +57,7 @@ def drafts(tmp_path_factory, inputs):
 
 
 def loss_of_first_step(draft, inputs):
-    """What the dense reference says of the exported files on the samples and anchors of the plan's first step."""
+    """The loss of the exported files by the dense reference, on the samples and anchors of the plan's first step."""
     reader = FeatureReader(inputs["features"], "train")
     step = next(iter(read_jsonl(inputs["batches"].path / "steps.jsonl")))
     samples = []
@@ -119,7 +119,7 @@ def test_a_warm_start_keeps_what_no_field_decides_from_its_draft(tmp_path, input
 
 
 def planned(inputs, parent, **changes):
-    """What a plan says of a warm start with this draft."""
+    """The conflicts that a plan reports for a warm start with this draft."""
     target = TargetForecast.of(read_json(inputs["target"].path / "model" / "config.json"))
     features = FeaturesForecast(num_layers=2, dtype="float32", tokens=None, target_layer_ids=(0, 1))
     forecast = {"target": target, "features": features, "warm_start": parent}

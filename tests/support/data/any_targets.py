@@ -62,7 +62,7 @@ def tiny_config(model_type: str, **fields: Any) -> PreTrainedConfig:
 
 
 def tiny_model(model_type: str, seed: int = 0, **fields: Any) -> PreTrainedModel:
-    """A tiny model with weights so large that every token depends on all before it."""
+    """A tiny model with weights so large that every token depends on all tokens before it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(tiny_config(model_type, **fields))

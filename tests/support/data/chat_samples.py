@@ -23,7 +23,7 @@ LONG_ANSWER = "word " * 40 + "end."
 
 
 class NoVideo(BaseVideoProcessor):
-    """Stands where the real processor class insists on a video processor, which would need torchvision."""
+    """A placeholder for the video processor that the real processor class requires, and that needs torchvision."""
 
     def __init__(self):
         pass
@@ -52,7 +52,7 @@ def conversation(*turns: tuple[str, str], image: bytes | None = None, split: str
 
 
 def write_samples(folder: Path, conversations: list[dict]) -> ImageSamples:
-    """What inject_images would write."""
+    """Write conversations as the artifact that inject_images would write."""
     folder.mkdir(parents=True)
     packs = PackWriter(folder)
     rows = []

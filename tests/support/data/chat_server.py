@@ -28,7 +28,10 @@ Body = dict[str, Any]
 
 @frozen
 class Fault:
-    """What a request meets with instead of an answer. status 0: the connection is cut; hang: until the server ends."""
+    """A fault that a request meets instead of an answer.
+
+    status 0: the connection is cut; hang: there is no response until the server ends.
+    """
 
     status: int = 0
     message: str = ""
@@ -37,16 +40,16 @@ class Fault:
 
 
 def is_probe(body: Body) -> bool:
-    """Whether a request only asks if the server answers at all."""
+    """Whether a request only checks that the server answers at all."""
     return body["max_tokens"] == 1 and [{"role": "user", "content": "Hello"}] == body["messages"]
 
 
 @define(eq=False)
 class ChatServer:
-    """Serves `answer` (a body -> the response) while the context is open.
+    """A server of chat completions while the context is open. `answer`: from a request's body to the response.
 
-    fault(body, attempt): what this attempt at a request meets with, counted from 0. asked: the bodies of all chat
-    requests but probes, with when they came; most: the largest number in flight; key: what clients must show.
+    fault(body, attempt): the fault of this attempt at a request, counted from 0. asked: the bodies of all chat requests
+    except probes, with their times; most: the largest number in flight; key: the API key that clients must send.
     """
 
     answer: Callable[[Body], dict[str, Any]]
@@ -85,7 +88,7 @@ class ChatServer:
         return [body for _, body in self.asked]
 
     def respond(self, path: str, authorization: str, body: Body | None) -> tuple[int, Mapping[str, str], Any] | None:
-        """(status, headers, response), or None where the connection is to be cut."""
+        """The status, headers and response to a request, or None if the connection is to be cut."""
         if self.key and authorization != f"Bearer {self.key}":
             return 401, {}, {"error": {"message": f"no such key: {authorization}"}}
         if path == "/v1/models":
@@ -158,9 +161,9 @@ def response(text: str, finish_reason: str = "stop", usage: Mapping[str, int] | 
 
 @define(eq=False, slots=False)
 class TinyModel:
-    """Answers requests with transformers' own template, processor and `generate`; each request is computed once.
+    """A model that answers requests with transformers' template, processor and `generate`, once per distinct request.
 
-    changed: what is done to the messages before, for a server whose template differs.
+    changed: applied to the messages first, for a server whose template differs.
     """
 
     target: TargetModel
@@ -188,7 +191,7 @@ class TinyModel:
         return response(text, "stop" if stopped else "length", usage, **ids)
 
     def _generated(self, body: Body) -> tuple[list[int], int]:
-        """The tokens of the answer, and the length of the prompt."""
+        """Generate an answer; returns its tokens, and the length of the prompt."""
         messages, images = [], []
         for message in self.changed(body["messages"]):
             parts = message["content"]

@@ -45,12 +45,12 @@ class Case:
     samples: dict[str, TokenSample]
 
     def row(self, name: str) -> torch.Tensor:
-        """The log-probabilities of one sample alone, [S - 1]."""
+        """The log-probabilities of one sample by itself, [S - 1]."""
         return token_log_probs(self.target, collate([self.samples[name]]))[0]
 
 
 def solid(colour: str, generator: torch.Generator) -> Image.Image:
-    """A picture of one colour: its size, its shade and the noise on it are drawn."""
+    """A picture of one colour, with random size, shade and noise."""
     width, height = torch.randint(16, 41, (2,), generator=generator).tolist()
     shade = torch.tensor(COLOURS[colour]) + torch.randint(-30, 31, (3,), generator=generator)
     pixels = shade + torch.randint(-15, 16, (height, width, 3), generator=generator)
@@ -58,7 +58,7 @@ def solid(colour: str, generator: torch.Generator) -> Image.Image:
 
 
 def write_data(folder: Path) -> Path:
-    """JSON lines beside their PNG files: held-out pictures stand there once with every colour as the answer."""
+    """Write JSON lines and their PNG files; each held-out picture occurs once with every colour as the answer."""
     generator = torch.Generator().manual_seed(0)
     rows = []
 
@@ -89,7 +89,7 @@ def write_data(folder: Path) -> Path:
 
 
 def train(target: Target, samples: list[TokenSample]) -> None:
-    """A plain loop: AdamW on the tokens of the answers."""
+    """Train a target by a plain loop: AdamW on the tokens of the answers."""
     target.model.requires_grad_(True)
     optimizer = torch.optim.AdamW(target.model.parameters(), lr=5e-3, weight_decay=0.0)
     generator = torch.Generator().manual_seed(0)
@@ -105,7 +105,7 @@ def train(target: Target, samples: list[TokenSample]) -> None:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory) -> ImageSamples:
-    """The data behind ingest and inject."""
+    """The colour chats after ingest and inject_images."""
     source = write_data(tmp_path_factory.mktemp("pictures"))
     stage = FakeStage(tmp_path_factory.mktemp("ingest"))
     ingest(Ingest(source=str(source), seed=0), stage)
@@ -117,7 +117,7 @@ def packed(tmp_path_factory) -> ImageSamples:
 
 @pytest.fixture(scope="module")
 def trained(packed, tmp_path_factory) -> Case:
-    """A Qwen3-VL of two layers that was taught colours, saved and loaded again; its samples are the held-out ones."""
+    """A Qwen3-VL of two layers that has learnt colours, saved and loaded again; its samples are the held-out ones."""
     start = make_checkpoint("qwen3_vl", tmp_path_factory.mktemp("start"), lively=False, num_hidden_layers=2)
     stage = FakeStage(tmp_path_factory.mktemp("tokenize"), {"samples": packed})
     tokenize_chat(TokenizeChat(samples=Ref("inject"), processor=str(start), min_loss_tokens=1), stage)

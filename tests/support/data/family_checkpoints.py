@@ -77,7 +77,7 @@ IDS = {
 
 @frozen
 class FamilyRow:
-    """make(text, vision, tied) -> the model; text and vision are changes of the tiny sizes above."""
+    """A family of targets. make(text, vision, tied) creates the model; text, vision: changes of the tiny sizes."""
 
     make: Callable[[dict[str, Any], dict[str, Any], bool], PreTrainedModel]
     vision: bool
@@ -187,8 +187,8 @@ def make_checkpoint(
 ) -> Path:
     """Write a random checkpoint and its processor; the same seed gives the same weights.
 
-    lively: weights so large that every greedy token depends on all before it. vision and text: fields of vision_config
-    and text_config that differ, as num_hidden_layers = 4.
+    lively: weights so large that every greedy token depends on all tokens before it. vision, text: fields of
+    vision_config and text_config that differ, such as num_hidden_layers = 4.
     """
     row = FAMILIES[family_name]
     conversations = [[{"role": "user", "content": [{"type": "text", "text": line}]}] for line in PROSE]
@@ -209,7 +209,7 @@ def make_checkpoint(
 def token_sample(
     processor: Processor, question: str, answer: str = "It is red.", images: Sequence[Image.Image] = (), name: str = "s"
 ) -> TokenSample:
-    """A sample of one turn, its images in front of the question, put together from chunks."""
+    """A sample of one turn, made from chunks, with its images before the question."""
     tokenizer = processor.tokenizer
 
     def text(content: str, learnt: bool = False) -> TextChunk:

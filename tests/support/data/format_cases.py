@@ -22,7 +22,7 @@ SPLITS = ("train", "val", "test")
 
 @frozen
 class Case:
-    """split; turns: (role, texts and IMAGE); images: names of files."""
+    """A sample in no format yet. turns: (role, texts and IMAGE); images: names of files."""
 
     split: str
     turns: tuple[tuple[str, tuple[str | None, ...]], ...]
@@ -30,7 +30,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Six samples with one image, two with two images in two places, two of text only, one of them with two turns."""
+    """The samples: six with one image, two with two images in two places, two of text, one of them with two turns."""
     one = [
         Case(
             SPLITS[place % 3],
@@ -65,7 +65,7 @@ def cases() -> list[Case]:
 
 
 def write_images(folder: Path) -> None:
-    """Those that the cases name, below folder/images."""
+    """Write the images that the cases name, below folder/images."""
     (folder / "images").mkdir(parents=True)
     for place in range(8):
         for suffix, kind in (("png", "PNG"), ("jpg", "JPEG")):
@@ -78,7 +78,7 @@ def encoded(folder: Path, name: str) -> bytes:
 
 
 def own(case: Case, folder: Path, text_key: str = "text") -> dict[str, Any]:
-    """Our own spelling: <image> where an image stands, left out where it would stand there anyway."""
+    """A case in dflow's own format: <image> where an image is, omitted where it would be placed anyway."""
     turns = [{"role": role, text_key: _with_markers(parts)} for role, parts in case.turns]
     if len(case.images) == 1:
         turns[0][text_key] = turns[0][text_key].removeprefix("<image>\n")
@@ -94,7 +94,7 @@ def llava(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def openai(part_of: Callable[[Path, str], dict[str, Any]]) -> Callable[[Case, Path], dict[str, Any]]:
-    """Messages with content parts; part_of makes the part of an image out of (folder, name)."""
+    """A writer of messages with content parts. part_of: makes the part for an image from (folder, name)."""
 
     def row(case: Case, folder: Path) -> dict[str, Any]:
         names = iter(case.images)
@@ -128,7 +128,7 @@ def qwen_base64(folder: Path, name: str) -> dict[str, Any]:
 
 
 def table_rows(folder: Path, image_of: Callable[[Path, str], Any]) -> list[dict[str, Any]]:
-    """Rows of a table as Hugging Face keeps them: messages of parts, the images in a column of their own."""
+    """Rows of a table as Hugging Face stores them: messages of parts, and the images in a column of their own."""
     rows = []
     for number, case in enumerate(cases()):
         messages = [
@@ -164,7 +164,7 @@ def write_json(folder: Path, spelling: Callable[[Case, Path], dict[str, Any]], *
 
 
 def write_csv(folder: Path, rows: list[dict[str, Any]], name: str = "data.csv") -> Path:
-    """As the standard library writes them, with every key as a column."""
+    """Write rows as CSV with the standard library, with every key as a column."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     with (folder / name).open("w", encoding="utf-8-sig", newline="") as file:
         writer = csv.DictWriter(file, columns, delimiter="\t" if name.endswith("tsv") else ",")
@@ -203,7 +203,7 @@ def write_arrow(folder: Path, image_of: Callable[[Path, str], Any]) -> Path:
 
 
 def _with_markers(parts: tuple[str | None, ...]) -> str:
-    """<image> for every image; at the start of a turn with the newline that LLaVA writes."""
+    """A turn's text with <image> for each image; at the start of a turn with a newline after it, as in LLaVA."""
     text = "".join("<image>" if part is IMAGE else part for part in parts)
     return text.replace("<image>", "<image>\n", 1) if parts[0] is IMAGE else text
 

@@ -18,7 +18,7 @@ TURNS = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content":
 
 
 def read(source: Path, out: Path, **config) -> tuple[FakeStage, list[dict], dict]:
-    """What ingest makes of a source: the stage, the rows and the summary."""
+    """Run ingest on a source; returns the stage, the rows and the summary."""
     stage = FakeStage(out)
     ingest(Ingest(source=str(source), seed=0, **config), stage)
     rows = [json.loads(line) for line in (stage.out_dir / "samples.jsonl").read_text("utf-8").split("\n")[:-1]]

@@ -30,7 +30,7 @@ VISION |= {"out_hidden_size": 32, "num_position_embeddings": 64, "num_heads": 2,
 
 
 def checkpoint(folder: Path, sees: bool) -> str:
-    """What init reads of a checkpoint: of the weights embedding and head only, and a tokenizer of one token a word."""
+    """Write a checkpoint as far as `dflow init` reads it: embedding and head, and a tokenizer of one token per word."""
     folder.mkdir()
     seeing = {"model_type": "qwen3_vl", "image_token_id": 2, "text_config": TEXT, "vision_config": VISION}
     config = seeing if sees else TEXT
@@ -61,7 +61,7 @@ def chat(path: Path, count: int, answer: str | None = "one two three four", imag
 
 
 def nodes(path: Path) -> dict[str, Any]:
-    """The nodes of a file that compiles, and that the schema beside it takes."""
+    """The nodes of a pipeline file, after checking that it compiles and fits the schema beside it."""
     read_graph(path, [], [])
     values = tomli.loads(path.read_text())
     schema = json.loads((path.parent / "dflow.schema.json").read_text())
@@ -72,7 +72,7 @@ def nodes(path: Path) -> dict[str, Any]:
 
 
 def write_photos(folder: Path) -> Path:
-    """Ten images of one class."""
+    """Write ten images of one class into a class folder."""
     (folder / "photos" / "cat").mkdir(parents=True)
     for place in range(10):
         Image.new("RGB", (64, 48 + place)).save(folder / "photos" / "cat" / f"{place}.png")
@@ -80,7 +80,7 @@ def write_photos(folder: Path) -> Path:
 
 
 def write_flat_photos(folder: Path) -> Path:
-    """Three images directly in a folder."""
+    """Write three images directly into a folder."""
     (folder / "photos").mkdir()
     for place in range(3):
         Image.new("RGB", (64, 48 + place)).save(folder / "photos" / f"{place}.png")

@@ -14,7 +14,7 @@ GOOD = {"conversations": [ASK, ANSWER]}
 
 
 def write_source(folder: Path, rows: list) -> str:
-    """A source of objects (written as JSON) and strings (written as they are)."""
+    """Write a source of rows: objects as JSON, strings as they are."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     (folder / "data.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -22,7 +22,7 @@ def write_source(folder: Path, rows: list) -> str:
 
 
 def run_ingest(folder: Path, rows: list, **config) -> tuple[FakeStage, list[dict], dict]:
-    """The stage, the samples written and the summary."""
+    """Run ingest on rows; returns the stage, the samples written and the summary."""
     stage = FakeStage(folder)
     ingest(Ingest(source=write_source(folder, rows), seed=0, **config), stage)
     lines = (stage.out_dir / "samples.jsonl").read_text(encoding="utf-8").split("\n")[:-1]

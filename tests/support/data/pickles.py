@@ -5,7 +5,7 @@ import pickle
 
 
 def names_in_pickle(value):
-    """All functions and classes that reading the pickle of a value looks up."""
+    """The names of all functions and classes that unpickling a value looks up."""
     names = set()
 
     class Reader(pickle.Unpickler):

@@ -22,7 +22,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 
 def conversation(*turns: tuple[str, str]) -> list[dict[str, Any]]:
-    """(question, answer) in turn; an "@" in a question is an image."""
+    """Messages from (question, answer) in turn; an "@" in a question stands for an image."""
     messages = []
     for question, answer in turns:
         parts: list[dict[str, Any]] = []
@@ -67,7 +67,7 @@ SAME = [name for name in CASES if name != "turned"]
 
 
 def write_cases(folder: Path, cases: Cases = CASES) -> ImageSamples:
-    """What inject_images would write."""
+    """Write the cases as the artifact that inject_images would write."""
     packs = PackWriter(folder)
     rows = [
         {

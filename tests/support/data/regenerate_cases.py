@@ -30,7 +30,7 @@ def turn(role, text, image=False):
 
 
 def conversations():
-    """Questions with the answers that the target of the tests has learnt, as (id, split, colour or None, turns)."""
+    """Questions with the answers that the tests' target has learnt, as (id, split, colour or None, turns)."""
     for index, colour in enumerate(COLOURS):
         yield (
             f"picture-{colour}",
@@ -44,7 +44,7 @@ def conversations():
 
 
 def rows(folder, answers):
-    """The rows of an ImageSamples artifact, its images packed in `folder`; answers(text) -> what the row says."""
+    """The rows of an ImageSamples artifact, its images packed in `folder`. answers(text): the answer in the row."""
     packs = PackWriter(folder)
     for sample_id, split, colour, turns in conversations():
         references = []
@@ -92,7 +92,7 @@ def run(folder, samples, target, **changes):
 
 
 def endpoint_config(server, **changes):
-    """That of a run against a server, which waits for nothing long."""
+    """The config of a run against a server, with short waits everywhere."""
     served = {"backend": "endpoint", "endpoint": server.url, "model": "talker", "concurrency": 4, "backoff_s": 0.01}
     return config(**{**served, **changes})
 
@@ -104,7 +104,7 @@ def run_endpoint(folder, samples, target, server, **changes):
 
 
 def answers_of(stage):
-    """id -> the texts of its answers, of the regenerated splits."""
+    """The texts of the answers in the regenerated splits, by sample id."""
     return {
         row["id"]: [message["content"][0]["text"] for message in row["messages"] if message["role"] == "assistant"]
         for row in read_jsonl(stage.out_dir / "samples.jsonl")

@@ -39,8 +39,8 @@ def run_workers(
 ) -> list[int]:
     """Run `module:function` in `workers` processes below `folder` until all have ended; returns their exit codes.
 
-    dies: where workers are killed; the others begin once each of those has claimed as many shards as it takes to get
-    there, or the artifact if it is killed there. constants: "module:NAME" -> value. Raises TimeoutError.
+    dies: where workers are killed. The others begin once each of those has claimed as many shards as it needs to reach
+    that point, or the artifact. constants: "module:NAME" -> value. Raises TimeoutError.
     """
     given = (run, config, folder, inputs, workers, dies or {}, constants or {})
     processes = [PROCESSES.Process(target=_work, args=(number, *given)) for number in range(workers)]
@@ -56,7 +56,7 @@ def run_workers(
 
 
 def _watch(processes: list[BaseProcess], folder: Path) -> None:
-    """Mark killed processes as lost, as a launcher does; end when all have ended, or one has failed."""
+    """Mark killed processes as lost, as a launcher does; return when all have ended, or one has failed."""
     end = time.monotonic() + TIMEOUT_S
     while any(process.is_alive() for process in processes):
         for number, process in enumerate(processes):
@@ -111,7 +111,7 @@ def _kill_at(name: str, call: int) -> None:
 
 
 def _let_begin(stage: FakeStage, dies: Mapping[int, Point]) -> None:
-    """Before its first claim of a shard, and of the artifact, wait for the workers that are killed."""
+    """Wait, before the first claim of a shard or of the artifact, for the workers that are killed."""
     claim, waited = SharedShards._claim, set()
 
     def later(self: SharedShards, name: str) -> bool:
@@ -125,7 +125,7 @@ def _let_begin(stage: FakeStage, dies: Mapping[int, Point]) -> None:
 
 
 def _is_served(stage: FakeStage, number: int, dies: Point, kind: str) -> bool:
-    """Whether a worker has the artifact, or a shard for each call until it is killed, or is lost."""
+    """Whether a worker that is killed has claimed what it needs to reach that point, or is lost."""
     needed = 1 if kind == ARTIFACT else dies[1]
     links = [link for link in stage.shared_dir.iterdir() if link.is_symlink()]
     owned = [link for link in links if (link.name.startswith(f"{ARTIFACT}.") == (kind == ARTIFACT))]

@@ -41,7 +41,7 @@ def grown(plain: Path, folder: Path, algorithm: Algorithm) -> Path:
 
 
 def anchor_first_draft(case: Case, folder: Path) -> Draft:
-    """A noisy draft of DSpark in the layout whose slot 0 predicts, which no backbone of plain DFlash fits."""
+    """A noisy DSpark draft in the layout whose slot 0 predicts, which no backbone of plain DFlash fits."""
     trained = overfit(
         folder,
         case.target,

@@ -14,7 +14,7 @@ from ops.lib.drafts.attention.blocks import Attend, ContextRange
 
 @frozen
 class Case:
-    """Blocks and context of a few samples: what each block sees, and the sizes."""
+    """Inputs of block attention: what each block of a few samples sees, and the sizes."""
 
     starts: tuple[int, ...]
     ends: tuple[int, ...]
@@ -29,7 +29,9 @@ class Case:
         return ContextRange(torch.tensor(self.starts), torch.tensor(self.ends))
 
     def inputs(self, dtype: torch.dtype, device: str | torch.device = "cpu") -> list[Tensor]:
-        """q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD, the context as the projections leave it: [T, G, D] in memory."""
+        """The random tensors q_NKHD, k_NKGD, v_NKGD, k_GTD, v_GTD; the context has the projections' strides,
+        [T, G, D].
+        """
         generator = torch.Generator().manual_seed(0)
         N, K, G, D = len(self.starts), self.K, self.G, self.D
         shapes = [(N, K, G * self.R, D), (N, K, G, D), (N, K, G, D), (self.T, G, D), (self.T, G, D)]
@@ -38,7 +40,7 @@ class Case:
 
 
 def random_case(seed: int, sorted_blocks: bool = False, **sizes) -> Case:
-    """Three samples of 70, 1 and 200 tokens, blocks at random places with dummies, and 9 tokens that nobody sees."""
+    """A case of three samples of 70, 1 and 200 tokens, with random blocks, dummies, and 9 tokens that no block sees."""
     generator = torch.Generator().manual_seed(seed)
     spans = []
     for start, length, blocks in ((0, 70, 9), (70, 1, 2), (71, 200, 25)):
@@ -51,7 +53,7 @@ def random_case(seed: int, sorted_blocks: bool = False, **sizes) -> Case:
 
 
 def attended(attend: Attend, case: Case, dtype: torch.dtype, device: str | torch.device = "cpu") -> list[Tensor]:
-    """The output and the gradients of q, own k and v, context k and v, all float64 on the CPU."""
+    """Compute attention: the output, and the gradients of q, own k and v, context k and v, all float64 on the CPU."""
     inputs = case.inputs(dtype, device)
     out = attend(*inputs, case.seen(), case.window)
     direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -45,7 +45,7 @@ def without_end(target: Target) -> Target:
 
 
 def ending_at(target: Target, tokens: list[int]) -> Target:
-    """The same target with other EOS tokens."""
+    """The target with these EOS tokens instead of its own."""
     return attrs.evolve(target, info={**target.info, "eos_token_ids": tokens})
 
 

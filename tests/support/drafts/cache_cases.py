@@ -115,7 +115,7 @@ def cache_target(name: str, dtype: torch.dtype = torch.float64) -> Target:
 
 
 def cache_case(name: str, dtype: torch.dtype = torch.float64) -> tuple[Target, list[TokenSample]]:
-    """The target, and prompts of different lengths."""
+    """A target by name, and prompts of different lengths."""
     random = torch.Generator().manual_seed(2)
     prompts = [torch.randint(3, VOCABULARY, (length,), generator=random) for length in PROMPTS]
     return cache_target(name, dtype), [text_sample(f"prompt {place}", ids) for place, ids in enumerate(prompts)]

@@ -27,7 +27,10 @@ ABSOLUTE_IN_FLOAT64, RELATIVE_IN_FLOAT32 = 1e-12, 2e-6
 
 
 def assert_equal(published: Published, made: Draft, context: int = 19) -> None:
-    """The same hidden states of all slots that predict a token, and the same tokens, in float32 and in float64."""
+    """Assert that both drafts give the same hidden states and tokens in a block, in float32 and in float64.
+
+    States are compared in all slots that predict a token.
+    """
     theirs, ours = blocks(published, made, torch.float32, context)
     relative = largest_difference(theirs, ours) / float(theirs.hidden_PM.abs().max())
     assert theirs.tokens == ours.tokens
@@ -41,20 +44,20 @@ def assert_equal(published: Published, made: Draft, context: int = 19) -> None:
 
 @frozen(eq=False)
 class Block:
-    """tokens: what is proposed of the hidden states."""
+    """A block's hidden states, and the tokens that are proposed from them."""
 
     hidden_PM: Tensor
     tokens: list[int]
 
 
 def largest_difference(one: Block, other: Block) -> float:
-    """The absolute one."""
+    """The largest absolute difference between the hidden states of two blocks."""
     assert one.hidden_PM.shape == other.hidden_PM.shape
     return float((one.hidden_PM - other.hidden_PM).abs().max())
 
 
 class Widened(TorchDispatchMode):
-    """Computes in float64 where code asks for float32 by name, as the norms and ropes of transformers do."""
+    """A mode that computes in float64 where code names float32, as the norms and ropes of transformers do."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def wide(value: Any) -> Any:
@@ -64,7 +67,7 @@ class Widened(TorchDispatchMode):
 
 
 def blocks(published: Published, made: Draft, dtype: torch.dtype, context: int = 19) -> tuple[Block, Block]:
-    """The published class's block, and dflow's, of the same weights and inputs; float32 can represent all of them."""
+    """The block of the published class and that of dflow, for the same weights and inputs, all exact in float32."""
     own = load_draft(made.path, dtype=dtype)
     config = own.config
     generator = torch.Generator().manual_seed(3)

@@ -28,7 +28,7 @@ def edit_tensors(inputs, change):
 
 
 def mistakes(folder, inputs):
-    """What the gate says, as (what, what SGLang does, remedy)."""
+    """The mistakes that the gate reports, as (what, what SGLang does, remedy)."""
     with pytest.raises(DataError) as caught:
         check(folder, inputs)
     lines = str(caught.value).splitlines()[1:]

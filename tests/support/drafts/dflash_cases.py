@@ -37,7 +37,10 @@ QUESTIONS = ("What is it?", "How many?", *PROSE)
 
 @frozen(eq=False)
 class Case:
-    """tokens hold the prompts with the target's own answers, as both splits "train" and "test"."""
+    """A target, its drafts, and prompts.
+
+    tokens: the prompts with the target's own answers, as both splits "train" and "test".
+    """
 
     target: TargetModel
     loaded: Target
@@ -55,7 +58,7 @@ class Case:
         return self.loaded.eos_token_ids
 
     def reference(self, draft: Path) -> list[Decoded]:
-        """dflow's own speculative decoding of all prompts."""
+        """Decode all prompts with dflow's own speculative decoding."""
         model = load_draft(draft)
         return [decode_speculative(self.loaded, model, prompt, NEW_TOKENS) for prompt in self.prompts]
 
@@ -72,7 +75,7 @@ def make_case(
     noise: float = NOISE,
     **sizes: Any,
 ) -> Case:
-    """A target of a family, the prompts that it answers, and its drafts.
+    """Make a target of a family, the prompts that it answers, and its drafts.
 
     scale: of the pictures. processor: fields of preprocessor_config.json. also: further prompts for this checkpoint,
     whose answers the drafts learn too. make: writes the checkpoint of a family. noise: the
@@ -111,7 +114,7 @@ def make_case(
 
 
 def _ending_early(target: TargetModel, prompts: list[TokenSample]) -> Target:
-    """The target, with one more EOS: a token in the middle of the second prompt's answer."""
+    """The target with one more EOS: a token in the middle of the second prompt's answer."""
     answer = decode_plain(Target.load(target), prompts[1], NEW_TOKENS).tokens
     end = next(token for place, token in enumerate(answer) if place > NEW_TOKENS // 2 and token not in answer[:place])
     info = read_json(target.path / "target.json")
@@ -135,7 +138,7 @@ def blurred(draft: Draft, folder: Path, target: Target, prompts: Sequence[TokenS
 
 
 def noisy(draft: Draft, folder: Path, noise: float) -> Draft:
-    """The draft with noise on every matrix."""
+    """A copy of the draft with noise added to every matrix."""
     generator = torch.Generator().manual_seed(0)
     weights = load_file(draft.path / "model.safetensors")
     for weight in weights.values():
@@ -145,12 +148,12 @@ def noisy(draft: Draft, folder: Path, noise: float) -> Draft:
 
 
 def by_chance(draft: Draft, folder: Path) -> Draft:
-    """A draft of the same shape that knows nothing."""
+    """A draft of the same shape with random weights."""
     return _written(draft, random_draft(load_draft(draft.path).config, seed=1).state_dict(), folder)
 
 
 def changed(draft: Draft, folder: Path, without: str | None = None, **fields: Any) -> Path:
-    """A copy of a serving directory with other fields in its config.json, or in its dflash_config, or less a tensor."""
+    """A copy of a serving directory with other fields in config.json or its dflash_config, or without one tensor."""
     weights = load_file(draft.path / "model.safetensors")
     weights.pop(without, None)
     copy = _written(draft, weights, folder).path
@@ -172,7 +175,7 @@ def _written(draft: Draft, weights: dict[str, torch.Tensor], folder: Path) -> Dr
 
 
 def _prompts(checkpoint: Path, images: bool, scale: float) -> list[TokenSample]:
-    """One prompt of each question; with images every question but one comes with one or two pictures."""
+    """Prompts, one per question; with images every question except one has one or two pictures."""
     processor = load_processor(str(checkpoint))
     sizes = ((24, 16), (16, 32), (24, 24))
     pictures = [picture(int(width * scale), int(height * scale), seed) for seed, (width, height) in enumerate(sizes)]
@@ -184,7 +187,7 @@ def _prompts(checkpoint: Path, images: bool, scale: float) -> list[TokenSample]:
 
 
 def _tokens_info(target: Target, prompts: list[TokenSample]) -> dict[str, Any]:
-    """tokens.json of the prompts, without its shards."""
+    """The content of tokens.json for the prompts, without its shards."""
     family = target.family
     vision = family.has_vision
     return {

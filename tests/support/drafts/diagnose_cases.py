@@ -31,7 +31,7 @@ FLAT = [(step, 0.5 + 0.01 * (step % 2)) for step in range(1, 101)]  # a loss tha
 
 
 def make_chain(folder: Path, target: TargetModel, tokens: TokenShards) -> Chain:
-    """The samples of the training are those of every split: there is no gap between them."""
+    """Make a chain whose splits all hold the training's samples, so that there is no gap between them."""
     reader = TokenReader(tokens, "train")
     samples = [reader.sample(index) for index in range(len(reader))]
     prompts = [
@@ -69,7 +69,7 @@ def make_chain(folder: Path, target: TargetModel, tokens: TokenShards) -> Chain:
 
 
 def with_config(chain: Chain, folder: Path, **fields: Any) -> Chain:
-    """The same with other values in the export's config.json, nested ones as a table."""
+    """The chain with other values in the export's config.json; a table's members are changed one by one."""
     shutil.copytree(chain.draft.path, folder)
     config = read_json(folder / "config.json")
     for name, value in fields.items():
@@ -92,7 +92,7 @@ def finding(result: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def with_weights(chain: Chain, folder: Path, change: Callable[[Tensor], Tensor]) -> Chain:
-    """The same with changed matrices in the export."""
+    """The chain with changed matrices in the export."""
     spoilt = with_config(chain, folder)
     weights = load_file(folder / "model.safetensors")
     torch.manual_seed(0)

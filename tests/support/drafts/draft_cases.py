@@ -33,8 +33,10 @@ ROPES: tuple[dict[str, Any], ...] = (
 
 @frozen(eq=False)
 class Case:
-    """weights: the tensors of the serving contract. Every sample has a teacher, for the KL loss. target, bias_V: what
-    the target's logits are made by.
+    """A draft and packed samples, with all that a reference step needs.
+
+    weights: the tensors of the serving contract. Every sample has a teacher, for the KL loss. target, bias_V: the
+    weights that the target's logits are computed from.
     """
 
     config: DraftConfig
@@ -46,7 +48,7 @@ class Case:
     bias_V: Tensor | None = None
 
     def head(self, device: torch.device | str = "cpu") -> AnyHead:
-        """The head as a training gets it."""
+        """The target's head as a training uses it."""
         bias_V = None if self.bias_V is None else self.bias_V.to(device)
         return Head.of_target(self.head_VM.to(device), self.target, bias_V).beside(self.config.head_settings)
 
@@ -55,7 +57,7 @@ class Case:
         return sum(len(sample.anchors_A) for sample in self.samples)
 
     def to(self, dtype: torch.dtype) -> Case:
-        """The same numbers, rounded to dtype."""
+        """The case with the same numbers, rounded to dtype."""
         samples = tuple(
             attrs.evolve(sample, features_SF=sample.features_SF.to(dtype), teacher_SM=sample.teacher_SM.to(dtype))
             for sample in self.samples
@@ -85,7 +87,7 @@ def random_case(seed: int, *, samples: int | None = None, anchors: int | None = 
 
 
 def random_config(chance: random.Random, fixed: Mapping[str, Any]) -> DraftConfig:
-    """Block sizes 2 to 16, grouped heads, full and sliding layers, plain and scaled RoPE, with and without biases."""
+    """A random DraftConfig: blocks of 2 to 16, grouped heads, full and sliding layers, plain or scaled RoPE, biases."""
     layers = chance.randint(1, 3)
     heads, kv_heads = chance.choice(HEADS)
     kinds = tuple(chance.choice((FULL_ATTENTION, SLIDING_ATTENTION)) for _ in range(layers))
@@ -116,7 +118,7 @@ def random_config(chance: random.Random, fixed: Mapping[str, Any]) -> DraftConfi
 
 
 def random_weights(config: DraftConfig, generator: torch.Generator) -> dict[str, Tensor]:
-    """All tensors of the serving contract, float64; norms around 1, the others large enough to matter."""
+    """Random tensors of the serving contract, float64; norms around 1, the others large enough to matter."""
     weights = {}
     for name, shape in expected_shapes(to_serving(config)).items():
         noise = torch.randn(shape, generator=generator, dtype=torch.float64) * 0.4
@@ -140,7 +142,7 @@ def _sample(chance: random.Random, generator: torch.Generator, seed: int, index:
 
 
 def _with_anchors(samples: tuple[Sample, ...], anchors: int) -> tuple[Sample, ...]:
-    """Deal so many anchors over the samples, those at their ends first; the masks are opened for them."""
+    """The samples with this many anchors, dealt to the samples' ends first; the masks are opened for them."""
     dealt = []
     for sample in samples:
         length = len(sample.input_ids_S)

@@ -92,9 +92,9 @@ def make_features(
     first_length: int = 12,
     **info: Any,
 ) -> TargetFeatures:
-    """Samples of 12 to 23 tokens, or from first_length on; the answer begins at token `prompt`.
+    """Make features of samples of 12 to 23 tokens, or from first_length on; the answer begins at token `prompt`.
 
-    info: further fields of features.json; with final_hidden = True there are such states.
+    info: further fields of features.json; final_hidden = True adds such states.
     """
     folder.mkdir(parents=True)
     generator = torch.Generator().manual_seed(5)

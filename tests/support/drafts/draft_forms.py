@@ -102,7 +102,7 @@ LLAMA3 = {
 
 
 def changed(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A config with changes; a table in both is changed in turn."""
+    """The config with changes; where both have a table, its members are changed one by one."""
     config = dict(plain)
     for name, value in changes.items():
         if value is LEFT_OUT:
@@ -153,7 +153,7 @@ CONFIDENCE = "confidence_head.proj.weight"
 
 
 def deepspec(**changes: Any) -> dict[str, Any]:
-    """Without sample_from_anchor, which DeepSpec does not write."""
+    """A config.json as DeepSpec writes it, without sample_from_anchor."""
     return changed(PLAIN, TOP_LEVEL | {"num_anchors": 512} | changes)
 
 
@@ -163,14 +163,14 @@ def specforge(**changes: Any) -> dict[str, Any]:
 
 
 def modelopt(**changes: Any) -> dict[str, Any]:
-    """The class is z-lab's whatever the algorithm is."""
+    """A config.json as ModelOpt writes it, with z-lab's class whatever the algorithm."""
     own = {"projector_type": "dspark", "shift_label": True, "markov_rank": 4, "markov_head_type": "vanilla"}
     nest = {"causal": False, "use_confidence_head": True} | own
     return changed(changed(PLAIN, {"block_size": 3, "auto_map": LEFT_OUT, "dflash_config": nest}), changes)
 
 
 def speculators_of(algorithm: str, **changes: Any) -> dict[str, Any]:
-    """The format of speculators for DFlash2 and DSpark."""
+    """A config.json in the format of speculators for DFlash2 or DSpark."""
     classes = {"dflash2": "DFlash2DraftModel", "dspark": "DSparkSpeculator"}
     own = {
         "architectures": [classes[algorithm]],
@@ -203,10 +203,12 @@ def prefixed(tensors: Tensors) -> Tensors:
 
 @frozen
 class Form:
-    """config: config.json. shape: how the DraftConfig differs from the plain one. expected: from random tensors to
-    those of the contract that must be read. tensors: from these to the files'. ends: the dtype of the target's
-    embedding and head beside them, none if empty. shards: files that they are split into. order: the layers in the
-    order of fc's columns. assumed: fields that must be reported as such. notes: parts of notes. fields: of load_draft.
+    """A form in which a publisher writes a draft, and what must be read from it.
+
+    config: config.json. shape: how the DraftConfig differs from the plain one. expected: from random tensors to those
+    of the contract that must be read. tensors: from these to the files' tensors. ends: the dtype of the target's
+    embedding and head beside them, none if empty. shards: the number of files. order: the layers in the order of fc's
+    columns. assumed: fields that must be reported as assumed. notes: parts of notes. fields: of load_draft.
     """
 
     config: Mapping[str, Any]
@@ -226,7 +228,7 @@ OF_TENSORS = ("attention_bias", "num_hidden_layers", "algorithm")
 
 
 def write_form(form: Form, folder: Path, target: Path | None = None) -> Tensors:
-    """The directory of a form; gives the tensors of the contract, fc's columns in ascending order of the layers."""
+    """Write the directory of a form; returns the contract's tensors, with fc's columns in ascending layer order."""
     folder.mkdir(parents=True)
     write_json(folder / "config.json", form.config)
     expected = form.expected(tensors_of(**{name: form.shape[name] for name in OF_TENSORS if name in form.shape}))
@@ -273,7 +275,7 @@ def zero_bias(tensors: Tensors) -> Tensors:
 
 
 def blind_confidence(tensors: Tensors) -> Tensors:
-    """A confidence head that does not read the token before."""
+    """The tensors with a confidence head that does not read the previous token."""
     weight = tensors[CONFIDENCE].clone()
     weight[:, HIDDEN:] = 0
     return tensors | {CONFIDENCE: weight}

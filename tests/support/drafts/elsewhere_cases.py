@@ -35,7 +35,7 @@ CONTEXT = 19
 
 @frozen(eq=False)
 class Asked:
-    """A context and an anchor, and the ends of a target. features: of every layer, each [CONTEXT, M]."""
+    """A context, an anchor, and the target's embedding and head. features: of every layer, each [CONTEXT, M]."""
 
     features: dict[int, torch.Tensor]
     embed_VM: torch.Tensor
@@ -51,7 +51,7 @@ def asked() -> Asked:
 
 
 def written_draft(folder: Path, algorithm: Algorithm, **changes) -> DraftModel:
-    """A random draft all of whose weights matter, in folder/ as served and in folder/speculators/."""
+    """A random draft whose weights all matter, written to folder/ for serving and to folder/speculators/."""
     shape = {"block_size": 5, "mask_token_id": MASK, "target_layer_ids": IDS, "num_target_layers": LAYERS}
     config = DraftConfig(**SIZES | shape | {"algorithm": algorithm} | changes)
     draft, generator = DraftModel(config), torch.Generator().manual_seed(5)
@@ -69,7 +69,7 @@ def written_draft(folder: Path, algorithm: Algorithm, **changes) -> DraftModel:
 
 @torch.no_grad()
 def proposed(draft: DraftModel, asked: Asked) -> tuple[torch.Tensor, list[int]]:
-    """dflow's hidden states [D, M] and tokens of a block."""
+    """Propose a block with dflow: its hidden states [D, M] and tokens."""
     joined = torch.cat([asked.features[layer] for layer in draft.config.target_layer_ids], dim=1)
     anchor_M, mask_M = asked.embed_VM[[asked.anchor, MASK]]
     hidden_DM = draft.propose(anchor_M, mask_M, draft.context_kv(joined, torch.arange(CONTEXT)))

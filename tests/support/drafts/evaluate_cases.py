@@ -21,7 +21,7 @@ BLOCK = 6
 
 
 def small_draft(target: Target) -> DraftConfig:
-    """Of a draft with two layers for the target of tests/ops/conftest.py."""
+    """The config of a draft with two layers for the target of tests/ops/conftest.py."""
     return DraftConfig(
         hidden_size=128,
         num_hidden_layers=2,
@@ -39,7 +39,7 @@ def small_draft(target: Target) -> DraftConfig:
 
 
 def make_draft(config: DraftConfig, folder: Path) -> Draft:
-    """A random draft as a serving directory."""
+    """Write a random draft as a serving directory."""
     save_file(random_draft(config, seed=3).state_dict(), folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(to_serving(config)))
     return Draft(folder, "digest")

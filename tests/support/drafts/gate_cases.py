@@ -44,7 +44,7 @@ ALGORITHMS = {"dflash2": Dflash2(group=8, rank=6, candidates=4), "dspark": Dspar
 def make_gate_inputs(
     folder: Path, tokens: TokenShards, target: TargetModel, features: TargetFeatures
 ) -> dict[str, Any]:
-    """The inputs of the gate, made by the ops before it: a draft of two layers, trained for a few steps.
+    """Make the inputs of the gate with the ops before it, from a draft of two layers that is trained for a few steps.
 
     "trained" is the DraftCheckpoint beside them.
     """
@@ -71,7 +71,7 @@ def make_gate_inputs(
 
 
 def with_algorithm(folder: Path, inputs: Mapping[str, Any], algorithm: Algorithm) -> dict[str, Any]:
-    """The inputs with the export of an untrained draft of this algorithm in the place of theirs."""
+    """The gate's inputs with the export of an untrained draft of this algorithm."""
     shape = attrs.evolve(from_serving(read_json(inputs["trained"].path / "config.json")), algorithm=algorithm)
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir(parents=True)

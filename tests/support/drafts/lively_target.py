@@ -14,7 +14,7 @@ from ops.lib.data.files import read_json, write_json
 
 
 def make_lively(target: TargetModel, folder: Path, **info: Any) -> TargetModel:
-    """A copy of a target with large random weights: its every greedy token depends on all tokens before it.
+    """A copy of a target with random weights so large that its every greedy token depends on all tokens before it.
 
     info: entries of target.json that differ.
     """

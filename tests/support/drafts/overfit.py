@@ -28,7 +28,7 @@ from ops.train_dflash.run import train_dflash
 def overfit(
     folder: Path, target: TargetModel, tokens: TokenShards, *, epochs: int = 24, capture: dict[str, Any], **train: Any
 ) -> Draft:
-    """A draft of the train split: capture, shard, train, export. capture, train: fields of these ops."""
+    """Train a draft on the train split, by capture, shard, train and export. capture, train: fields of these ops."""
     inputs: dict[str, Any] = {"tokens": tokens, "target": target}
     refs = {name: Ref(name) for name in ("tokens", "target", "features", "batches")}
     stage = FakeStage(folder / "capture", inputs)

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "own_drafts" / "slot_bias"
 
 @contextmanager
 def known_slot_bias() -> Iterator[Algorithm]:
-    """Its config with a scale of its own; no own algorithm is known afterwards."""
+    """Open a context in which the user's algorithm slot_bias is known; yields its config with another scale."""
     use_draft_folders([FOLDER / INIT])
     try:
         yield algorithm_class("slot_bias")(scale=0.5)  # type: ignore[call-arg]

@@ -15,7 +15,7 @@ PRECISION = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.05}  #
 
 
 def draft_with_noise(algorithm: object, seed: int = 1) -> DraftModel:
-    """A random draft; what the algorithm adds has normally distributed weights, and so changes many tokens."""
+    """A random draft; the tensors of its algorithm have normally distributed weights, and so change many tokens."""
     draft = draft_for_family(algorithm=algorithm)
     plain = {name for name, _ in draft_for_family().named_parameters()}
     generator = torch.Generator().manual_seed(seed)
@@ -27,9 +27,9 @@ def draft_with_noise(algorithm: object, seed: int = 1) -> DraftModel:
 
 
 def favour_few_tokens(target: Target) -> None:
-    """Of all tokens, the head makes four likely, so that drafts that know nothing have many proposals accepted.
+    """Change the head so that four tokens are likely, and random drafts have many proposals accepted.
 
-    Their logits have a standard deviation of SIZE, those of the others 0.1.
+    Their logits have a standard deviation of SIZE, those of the other tokens 0.1.
     """
     with torch.no_grad():
         head_VM = target.head_weight
@@ -39,7 +39,7 @@ def favour_few_tokens(target: Target) -> None:
 
 
 def assert_proposes_by_its_reference(draft: DraftModel, rows: int, dtype: torch.dtype) -> None:
-    """Every proposed token has the reference's best score behind the tokens before it, up to rounding."""
+    """Assert that every proposed token has the reference's best score after the tokens before it, up to rounding."""
     draft = draft.to(dtype)
     config, generator = draft.config, torch.Generator().manual_seed(rows)
     hidden_BDM = torch.randn(rows, config.block_size - 1, config.hidden_size, generator=generator).to(dtype)

@@ -21,11 +21,11 @@ from ops.lib.data.files import read_json
 
 @frozen(eq=False)
 class Published:
-    """model: the class with its weights. layer_ids: the target's layers in the order of its features, 0 the output of
-    the first. first: its first slot that predicts a token.
+    """A published draft class with its weights.
 
-    slots: hidden states [Q, M] of the features [T, F] and a block's embeddings [Q, M]. tokens: what it proposes of the
-    hidden states [P, M] of its predicting slots, the anchor's id and a head.
+    layer_ids: the target's layers in the order of its features; 0 is the output of the first. first: the first slot
+    that predicts a token. slots: from features [T, F] and a block's embeddings [Q, M] to hidden states [Q, M]. tokens:
+    from the hidden states [P, M] of the predicting slots, the anchor's id and a head to the proposed tokens.
     """
 
     model: Any
@@ -36,7 +36,7 @@ class Published:
 
 
 def package(name: str) -> None:
-    """Skips a test where a publisher's package is not installed."""
+    """Skip the test if a publisher's package is not installed."""
     pytest.importorskip(name, reason=f"not installed: {name}")
 
 
@@ -45,7 +45,7 @@ def positions(features_TF: Tensor, block_QM: Tensor) -> Tensor:
 
 
 def step_by_step(step: Callable[[int, int], Tensor], count: int, anchor: int) -> Tensor:
-    """Tokens from left to right: step(slot, token before) gives the next one."""
+    """Choose tokens from left to right: step(slot, token before) returns the next one."""
     tokens = [anchor]
     for slot in range(count):
         tokens.append(int(step(slot, tokens[-1])))
@@ -53,7 +53,7 @@ def step_by_step(step: Callable[[int, int], Tensor], count: int, anchor: int) ->
 
 
 def z_lab(directory: Path) -> Published:
-    """dflash 0.1.0."""
+    """Load a draft with z-lab's class, dflash 0.1.0."""
     package("dflash")
     import dflash
 
@@ -80,7 +80,10 @@ def z_lab_model(model: Any) -> Published:
 
 
 def specforge(directory: Path) -> Published:
-    """specforge 0.2.0. Its generate takes slot 0 for one that predicts nothing, unlike its training and the engines."""
+    """Load a draft with the class of specforge 0.2.0.
+
+    Its generate takes slot 0 for one that predicts nothing, unlike its training and the engines.
+    """
     package("specforge")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of libraries that other algorithms need
@@ -113,7 +116,7 @@ def specforge_model(model: Any) -> Published:
 
 
 def by_markov_head(markov: Any, hidden: Tensor, anchor: int, head: nn.Linear) -> Tensor:
-    """As SpecForge and DeepSpec decode a block."""
+    """Choose a block's tokens with a Markov head, as SpecForge and DeepSpec decode."""
     logits = head(hidden)[None]
     if markov is None:
         return logits[0].argmax(-1)
@@ -124,7 +127,7 @@ def by_markov_head(markov: Any, hidden: Tensor, anchor: int, head: nn.Linear) ->
 
 
 def deepspec(directory: Path) -> Published:
-    """DeepSpec, which is on no index: its repository must be on the path."""
+    """Load a draft with DeepSpec's class. DeepSpec is on no index: its repository must be on the path."""
     package("deepspec")
     from deepspec.modeling.dspark.qwen3 import Qwen3DSparkModel
 
@@ -146,7 +149,7 @@ def deepspec_model(model: Any) -> Published:
 
 
 def speculators(config: Mapping[str, Any], directory: Path) -> Published:
-    """speculators 0.9.0, from a config without the target's name, so that nothing is asked of the hub."""
+    """Load a draft with speculators 0.9.0, from a config without the target's name, so that the hub is not queried."""
     package("speculators")
     from speculators import SpeculatorModel, SpeculatorModelConfig
 
@@ -207,7 +210,7 @@ def speculators_model(model: Any) -> Published:
 
 
 def modelopt(directory: Path) -> Published:
-    """nvidia-modelopt 0.47.0: its draft module, with the fields of dflash_config beside the others."""
+    """Load a draft with the module of nvidia-modelopt 0.47.0, with the fields of dflash_config at the top level."""
     package("modelopt.torch.speculative.plugins.modeling_dspark")
     from modelopt.torch.speculative.plugins.modeling_dflash import DFlashModule
     from modelopt.torch.speculative.plugins.modeling_dspark import DSparkModule

@@ -13,7 +13,7 @@ from torch import Tensor
 def reference_block(
     config: Mapping[str, Any], weights: Mapping[str, Tensor], features_SF: Tensor, embeds_KM: Tensor, anchor: int
 ) -> Tensor:
-    """Hidden states [K, M] of the block at `anchor`, from a config.json and the tensors of model.safetensors."""
+    """The hidden states [K, M] of the block at `anchor`, from a config.json and the tensors of model.safetensors."""
     eps = config["rms_norm_eps"]
     context = [_norm(weights["fc.weight"] @ feature, weights["hidden_norm.weight"], eps) for feature in features_SF]
     context = context[:anchor]
@@ -67,7 +67,7 @@ def _linear(own: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 
 def _turn(config: Mapping[str, Any], x: Tensor, position: int) -> Tensor:
-    """RoPE: the pair (x[i], x[i + Z/2]) is turned by position * theta^(-2i/Z)."""
+    """Apply RoPE to a head: the pair (x[i], x[i + Z/2]) is rotated by position * theta^(-2i/Z)."""
     turned = list(x)
     size = int(config["head_dim"] * config["partial_rotary_factor"])
     for i in range(size // 2):

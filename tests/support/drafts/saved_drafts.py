@@ -26,7 +26,9 @@ Save = Callable[[Path, Path], Published]
 
 
 def random_weights(model: Any) -> Any:
-    """Norms around one, convolutions around what passes a slot as it is, all else around zero; whole in bfloat16."""
+    """Set random weights that bfloat16 holds exactly: norms around one, convolutions around identity, others around
+    zero.
+    """
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -60,7 +62,7 @@ def z_lab(second: bool = False, **fields: Any) -> Save:
 
 
 def z_lab_again(folder: Path, target: Path) -> Published:
-    """Loaded and saved once more, by which its class writes other names of tensors."""
+    """Load z-lab's draft and save it once more, which writes other names of tensors."""
     package("dflash")
     import dflash
 
@@ -96,7 +98,7 @@ def speculators(algorithm: str, layer_config: Mapping[str, Any] = {}, **fields: 
 
 
 def specforge(architecture: str, **fields: Any) -> Save:
-    """The checkpoint of a training, by its own export, which writes bfloat16."""
+    """A function that saves a checkpoint with SpecForge's own export, which writes bfloat16."""
 
     def save(folder: Path, target: Path) -> Published:
         package("specforge")
@@ -119,7 +121,10 @@ def specforge(architecture: str, **fields: Any) -> Save:
 
 
 def deepspec(**fields: Any) -> Save:
-    """Its config is a copy of the target's with more fields, and its weights hold the target's embedding and head."""
+    """A function that saves a draft as DeepSpec does.
+
+    The config is a copy of the target's with more fields, and the weights include the target's embedding and head.
+    """
 
     def save(folder: Path, target: Path) -> Published:
         package("deepspec")
@@ -144,7 +149,9 @@ def deepspec(**fields: Any) -> Save:
 
 
 def modelopt(second: bool, **fields: Any) -> Save:
-    """By its exporter, which reads the draft's module and config of a converted target."""
+    """A function that saves a draft with ModelOpt's exporter, from the draft module and config of a converted
+    target.
+    """
 
     def save(folder: Path, target: Path) -> Published:
         package("modelopt.torch.export.plugins.hf_spec_export")

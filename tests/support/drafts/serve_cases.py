@@ -89,9 +89,10 @@ def record_run(
     more: str = CHECK,
     states: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Store, str]:
-    """A store in folder/runs and the id of its run. artifacts: node -> a folder that is committed as what it made.
+    """Make a store in folder/runs with a recorded run; returns the store and the run's id.
 
-    more: further nodes. states: fields of a node's state that differ from "done".
+    artifacts: node -> a folder that is committed as its artifact. more: further nodes. states: fields of a node's state
+    that differ from "done".
     """
     folder.mkdir(exist_ok=True)
     (folder / "checkpoint").mkdir()
@@ -113,7 +114,7 @@ def record_run(
 
 
 def later_partial_run(store: Store, run: str, to: str) -> Record:
-    """A newer run of the same pipeline, up to a node."""
+    """Record a newer run of the same pipeline, up to a node."""
     record = new_record(store.records, Record.load(store.records / run).graph().up_to([to]))
     for state in record.state.nodes.values():
         state.state = "done"
@@ -133,7 +134,7 @@ def commit(store: Store, key: str, run: str, folder: Path) -> str:
 
 
 def make_artifacts(folder: Path, model_type: str = "qwen3", max_pixels: int = 2048, **config: Any) -> dict[str, Path]:
-    """Folders with the files that serving reads, without weights; its images were resized to at most 1024 pixels.
+    """Make folders with the files that serving reads, without weights; images were resized to at most 1024 pixels.
 
     max_pixels: of the target's own image processor. config: entries of the target's config.json.
     """
@@ -231,7 +232,7 @@ HTTPServer((options.host, options.port), Handler).serve_forever()
 
 
 def install_vllm(folder: Path, version: str) -> Path:
-    """A folder for PATH and PYTHONPATH in which `vllm` of this version is the server above."""
+    """A folder for PATH and PYTHONPATH in which `vllm` of this version is the server of this module."""
     about = folder / f"vllm-{version}.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
@@ -242,7 +243,7 @@ def install_vllm(folder: Path, version: str) -> Path:
 
 
 def install_server(folder: Path, version: str) -> Path:
-    """A folder for PYTHONPATH in which `sglang` of this version is the server above."""
+    """A folder for PYTHONPATH in which `sglang` of this version is the server of this module."""
     package, about = folder / "sglang", folder / f"sglang-{version}.dist-info"
     package.mkdir(parents=True)
     about.mkdir()

@@ -27,7 +27,7 @@ SHAPES = {
 
 
 def written(folder: Path, **changes) -> tuple[DraftConfig, dict[str, torch.Tensor]]:
-    """A serving directory of a draft of this shape, and the same in speculators' format in folder/speculators."""
+    """Write a draft of this shape as a serving directory, and in the format of speculators to folder/speculators."""
     shape = {
         "block_size": 4,
         "mask_token_id": MASK,

@@ -13,7 +13,7 @@ from ops.lib.drafts.losses.loss import Loss
 
 
 def assert_equal_steps(case: Case, loss: Loss, rtol: float = 1e-10, **options: Any) -> None:
-    """Loss, right slots, and the gradient of every parameter."""
+    """Assert that fast step and reference agree in loss, right slots, and the gradient of every parameter."""
     reference, expected = reference_gradients(case, kind=loss.kind, own=loss.own)
     value, gradients, outcomes = fast_step(case, loss, **options)
     assert value == pytest.approx(float(reference.loss.detach()), rel=rtol, abs=1e-14)

@@ -350,7 +350,7 @@ MUTATIONS: Sequence[Mutation] = (
 
 @frozen
 class Broken:
-    """What is read: the pipeline file's bytes, the file that it may extend, and the command line."""
+    """A pipeline to read: the bytes of its file, a file that it may extend, and the command line."""
 
     text: str
     base: str
@@ -358,7 +358,7 @@ class Broken:
     sweeps: tuple[str, ...]
 
     def outcome(self, folder: Path) -> tuple[Finding, ...]:
-        """All mistakes that reading tells; none where the pipeline compiles. Anything else is raised."""
+        """The mistakes that reading the pipeline reports; none if it compiles. Any other error is raised."""
         for name, text in {**FOLDER_FILES, "base.toml": self.base, "p.toml": self.text}.items():
             (folder / name).write_bytes(text.encode("utf-8", "surrogateescape"))
         try:
@@ -396,7 +396,7 @@ def _mutated(text: str, mutations: Sequence[tuple[int, int, int]]) -> str:
 
 
 def wrong_place(mistake: Finding, folder: Path) -> str:
-    """What is wrong with the place of a mistake, "" where it can be found in a file or on the command line."""
+    """A text on what is wrong with a mistake's place; "" if the place is found in a file or on the command line."""
     position = mistake.position
     if position is None:
         return "no place"

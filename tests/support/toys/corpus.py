@@ -36,7 +36,7 @@ class Case:
     expected: str = ""
 
     def write(self, corpus: Path) -> Path:
-        """Write the files into a folder of their own in that of the corpus, and return it."""
+        """Write the case's files into a folder of their own in the corpus's folder, and return it."""
         folder = corpus / self.name
         folder.mkdir()
         for name, data in self.files.items():
@@ -77,5 +77,5 @@ def read_case(case: Case) -> None:
 
 
 def as_written(folder: Path, reported: str) -> str:
-    """What is reported, without this machine's folders."""
+    """The reported text without this machine's folders."""
     return reported.replace(str(folder), "FOLDER").replace(str(folder.parent), "CORPUS")

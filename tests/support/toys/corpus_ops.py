@@ -11,7 +11,7 @@ from ops.artifacts import Samples, TokenShards
 @op(version=1, run="corpus_ops:make", single_process=True)
 @frozen(kw_only=True)
 class Make:
-    """Samples from nothing, or from a file."""
+    """An op that makes samples from nothing, or from a file."""
 
     file: str = field(default="builtin", external=True)
     model: str = field(default="builtin", external=True, model_id=True, pinned_by="revision")
@@ -23,7 +23,7 @@ class Make:
 @op(version=1, run="corpus_ops:join", sequence_parallel=True)
 @frozen(kw_only=True)
 class Join:
-    """Samples of samples."""
+    """An op that makes samples from samples."""
 
     parts: tuple[Samples, ...]
     tokens: TokenShards | None = None
@@ -41,7 +41,7 @@ class Join:
 @op(version=1, run="corpus_ops:cut")
 @frozen(kw_only=True)
 class Cut:
-    """Tokens of samples."""
+    """An op that makes tokens from samples."""
 
     samples: Samples
     length: int = field(validator=validators.gt(0))

@@ -109,7 +109,7 @@ kept = 7
 
 
 def report(toy: Toy, *arguments: str) -> Page:
-    """The page that the command writes and names."""
+    """Run `dflow report`, and read the page that it writes."""
     result = toy.dflow("report", *arguments)
     assert 0 == result.returncode, result.stderr
     return Page.read(Path(result.stdout.strip()))

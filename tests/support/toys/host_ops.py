@@ -113,7 +113,7 @@ def hosts_toy(folder: Path, op: str) -> Toy:
 
 
 def ranks(toy: Toy, count: int = 2) -> list[int]:
-    """Process ids of the ranks, once all of them have begun; they are told once."""
+    """The process ids of the ranks, once all of them have begun; each id is returned once."""
     paths = [toy.folder / f"rank-{rank}.pid" for rank in range(count)]
     if not all(path.exists() and path.read_text() for path in paths):
         return []

@@ -26,12 +26,12 @@ def toy_pipeline(folder: Path) -> Toy:
 
 
 def run(toy: Toy, *overrides: str, name: str = "toy", fail_at: str | None = None, contents: str = "") -> Record:
-    """A run of the toy pipeline under some name. fail_at: a node that leaves unfinished work."""
+    """Run the toy pipeline under a name. fail_at: a node that fails and leaves unfinished work."""
     return execute(begin(toy, *overrides, name=name), fail_at, contents)
 
 
 def dflow(toy: Toy, *arguments: str) -> int:
-    """The exit code of a command on the toy's store, in this process and in the toy's folder."""
+    """Run a command on the toy's store, in this process and in the toy's folder; returns its exit code."""
     with contextlib.chdir(toy.folder):
         return main([*arguments, "--store", str(toy.store)])
 
@@ -43,12 +43,15 @@ def begin(toy: Toy, *overrides: str, name: str = "toy") -> Session:
 
 
 def run_again(toy: Toy, record: Record, node: str, contents: str) -> Record:
-    """`dflow resume --from`, whose results may differ from those before."""
+    """Run `dflow resume --from`, whose results may differ from the earlier ones."""
     return execute(run_from(Store.open(toy.store, write=True), record.run, [node], []), None, contents)
 
 
 def execute(session: Session, fail_at: str | None = None, contents: str = "") -> Record:
-    """What a node writes depends on its key alone, so that several keys give the same, or is what is said."""
+    """Run a session without processes.
+
+    A node writes `contents`, or if that is empty a text that depends on its key only, so that several keys agree.
+    """
     store, record, planner = session.store, session.record, session.planner
     digests: dict[str, str] = {}
     for node_id in session.graph.nodes:
@@ -91,7 +94,7 @@ def ended(record: Record, status: str) -> Record:
 
 
 def planned(toy: Toy, record: Record) -> dict[str, Decision]:
-    """What a run of the recorded graph would do now."""
+    """The decisions that a run of the recorded graph would make now."""
     return make_planner(Store.open(toy.store, write=False), record.graph()).plan()
 
 

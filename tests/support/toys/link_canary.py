@@ -20,7 +20,7 @@ STRANGE_NAMES = [
 
 
 def fill(folder: Path) -> None:
-    """All that dflow might take for its own, and what nobody may remove, some of it read-only."""
+    """Fill a folder with everything that dflow might take for its own and must not remove, some of it read-only."""
     for name in (*OWN_NAMES, *STRANGE_NAMES):
         (folder / name / "sub").mkdir(parents=True)
         (folder / name / "sub" / "data").write_text(name)
@@ -32,7 +32,7 @@ def fill(folder: Path) -> None:
 
 
 def look(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Mode, time and content of everything at and below a folder; links are not followed."""
+    """The mode, time and content of everything at and below a folder; links are not followed."""
     found = {}
     for path in (folder, *folder.rglob("*")):
         status = path.lstat()

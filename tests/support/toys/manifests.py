@@ -10,13 +10,13 @@ from executor.store.manifest import IndexLine, Manifest
 
 
 def made(key: str = "k1", run: str = "r1", **values: Any) -> tuple[Manifest, IndexLine]:
-    """What `Store.commit` takes for a node that ran; values: fields of the manifest."""
+    """The arguments of `Store.commit` for a node that ran. values: fields of the manifest."""
     plain = {"node": "n", "op": "make", "key_parts": KeyParts("make", 1, {}, {}, {}, {}), "inputs": {}}
     return Manifest(**{**plain, "run": run, "key": key, **values}), IndexLine(digest="", run=run, time=0.0)
 
 
 def new_record(records: Path, graph: Graph, **state: Any) -> Record:
-    """A record whose state is saved."""
+    """Create a record, and save its state."""
     record = Record.prepare(records, graph, **state)
     record.save_all()
     return record

@@ -19,7 +19,7 @@ from ops.train_dflash.run import train_dflash
 @op(version=1, run="mistaken_ops:retouch")
 @frozen(kw_only=True)
 class Retouch:
-    """Writes the draft again, as a step that prepares it for a server may."""
+    """An op that writes the draft again, as a step that prepares it for a server may."""
 
     draft: Draft
     layer_shift: int = field(default=0, help="added to every target layer")
@@ -41,7 +41,7 @@ def retouch(config: Retouch, stage: Stage) -> None:
 @op(version=1, run="mistaken_ops:train_late")
 @frozen(kw_only=True)
 class TrainLate(TrainDflash):
-    """A training of the user's own, in which every block stands one position behind where decoding places it."""
+    """A user's training op in which every block is one position later than decoding places it."""
 
 
 def train_late(config: TrainLate, stage: Stage) -> None:

@@ -83,7 +83,7 @@ HEAD = 'pipeline = { name = "p", ops = ["ranked_ops.py"] }\n[node.train]\nop = "
 
 
 def written(folder: Path, text: str, ops: str = OPS) -> Path:
-    """The pipeline file, beside the ops in the state of `ops`; its node "train" goes on at line 4."""
+    """Write a pipeline file beside its op file, whose content is `ops`; its node "train" continues at line 4."""
     sys.modules.pop("ranked_ops", None)
     (folder / "ranked_ops.py").write_text(ops)
     file = folder / "p.toml"
@@ -96,5 +96,5 @@ def read(folder: Path, text: str, *overrides: str, sweeps: tuple[str, ...] = ())
 
 
 def train(folder: Path) -> OpSpec:
-    """The op, of the file that is already there."""
+    """Load the op from the op file in a folder."""
     return load_op("train", [folder / "ranked_ops.py"])

@@ -23,8 +23,10 @@ from import_graph import PYTHON_PATH
 
 
 class SimulatedCluster:
-    """address: of the head; raylets: process ids, the head's first; head: those of the head's own processes;
-    environment: the variables with which it can be used.
+    """A Ray cluster of several nodes on this machine.
+
+    address: of the head; raylets: process ids, the head's first; head: those of the head's own processes; environment:
+    the variables with which it can be used.
     """
 
     def __init__(self, nodes: int, cpus: int = 1, gpus: int = 0, is_open: bool = False) -> None:
@@ -58,11 +60,11 @@ class SimulatedCluster:
         self.head: list[int] = found["head"]
 
     def add(self) -> None:
-        """Another node joins."""
+        """Start another node."""
         self._do("add")
 
     def kill(self) -> None:
-        """The raylet of a node, not the head, is killed and reaped."""
+        """Kill the raylet of a node that is not the head, and wait for it."""
         self._do("kill")
 
     def _do(self, command: str) -> None:
@@ -82,7 +84,7 @@ class SimulatedCluster:
 
 @contextmanager
 def simulated_cluster(nodes: int, cpus: int = 1, gpus: int = 0, is_open: bool = False) -> Iterator[SimulatedCluster]:
-    """cpus, gpus: of each node; is_open: it lets in who has no token."""
+    """Open a context with a cluster. cpus, gpus: of each node; is_open: clients need no token."""
     cluster = SimulatedCluster(nodes, cpus, gpus, is_open)
     try:
         yield cluster

@@ -12,7 +12,10 @@ ADDRESSES = ("href", "src", "xlink:href", "data", "action", "poster")
 
 
 class Page(HTMLParser):
-    """titles: of the sections by id. tables: rows of cells, by the id of the section. text: all that is read."""
+    """A report page, parsed. titles: of the sections by id.
+
+    tables: rows of cells, by the id of the section. text: all visible text.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -53,7 +56,10 @@ class Page(HTMLParser):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """`<i/>` is no end for HTML: only elements of pictures, and those that never have one, may be written so."""
+        """Refuse `<i/>`, which does not end an element in HTML.
+
+        Only elements of pictures, and those without an end tag, may be written so.
+        """
         assert tag in VOID or (tag in SVG_VOID and "svg" in self.open), f"<{tag}/> stays open in HTML"
         self.handle_starttag(tag, attrs)
         if tag not in VOID:
@@ -74,7 +80,7 @@ class Page(HTMLParser):
             self.tables[self._section][-1][-1][-1] += data
 
     def text(self, section: str | None = None) -> str:
-        """What is read in a section, or in all of the page; a line break counts as a space."""
+        """The visible text of a section, or of the whole page; a line break counts as a space."""
         parts = self.words.values() if section is None else [self.words.get(section, [])]
         return " ".join(word for words in parts for text in words for word in text.split())
 

@@ -177,7 +177,7 @@ HEAD = '[pipeline]\nname = "side"\nops = ["toy.py"]\n'
 
 
 def side(folder: Path, nodes: str) -> Toy:
-    """A toy with these ops too, and a pipeline of these nodes."""
+    """A toy with the ops of this module as well, and a pipeline of these nodes."""
     toy = Toy(folder, HEAD + nodes)
     file = folder / "toy.py"
     file.write_text(file.read_text() + MORE_OPS)

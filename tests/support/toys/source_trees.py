@@ -15,7 +15,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 
 
 def digests(root: Path, run: str = "main:run") -> dict[str, str]:
-    """By file, the code of a function."""
+    """The digests of the code that a function can import, by file."""
     return Project([root]).closure([run]).digests
 
 
@@ -24,7 +24,7 @@ def modules(root: Path, run: str = "main:run") -> set[str]:
 
 
 def changed(root: Path, files: dict[str, str], edited: dict[str, str]) -> set[str]:
-    """Files of main:run that an edit changes, adds or takes away."""
+    """The files of main:run whose digest an edit changes, adds or removes."""
     write(root, files)
     before = digests(root)
     write(root, edited)

@@ -6,7 +6,7 @@ from toy_ops import is_alive, wait_for
 
 
 def processes(is_meant):
-    """The ids of living processes, by their folder under /proc."""
+    """The ids of living processes that `is_meant` selects by their folder under /proc."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -18,7 +18,7 @@ def processes(is_meant):
 
 
 def stage_pids(toy):
-    """Processes of this toy's stages: what they print goes to a log in a record."""
+    """The process ids of this toy's stages, found by their logs, which are in a record."""
     return processes(lambda folder: str(toy.store / "records") in str((folder / "fd" / "1").readlink()))
 
 

@@ -7,7 +7,7 @@ from executor.launchers.stage_contract import StageSpec
 
 
 def stage_spec(here: Path, **values: Any) -> StageSpec:
-    """A spec of which all that is not given is that folder, or empty."""
+    """A StageSpec whose fields, if not given, are the folder `here` or empty."""
     paths = ("sources", "folder", "out_dir", "work_dir", "results", "events", "figures")
     plain = {"node": "n", "node_json": {}, "search_path": (), "sources_digest": "", "artifacts": {}, "lease_id": ""}
     numbers = {"token": 1, "attempt": 1, "started_before": False, "sp_degree": 2}

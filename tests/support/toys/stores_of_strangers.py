@@ -84,11 +84,11 @@ SPECIAL = ["folder", "full folder", "pipe", "gone", "unreadable"]
 
 
 class Home:
-    """home/canary, home/mine with the toy's pipeline and store, home/remote, and home/other with another store; and
-    home/theirs with the store of a stranger, whose op file writes into the canary folder when it is imported, and whose
-    MLflow database would lie there.
+    """A user's home, with the user's store, a remote, another store, a stranger's store, and a canary folder.
 
-    The user's state folder must be home/state. The code of the user's op file changed since the runs.
+    They are home/mine with the toy's pipeline and store, home/remote, home/other and home/theirs. The stranger's op
+    file writes into home/canary when it is imported, and the stranger's MLflow database would be created there. The
+    user's state folder must be home/state. The code of the user's op file changed since the runs.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -140,7 +140,7 @@ class Home:
 
     @property
     def stores(self) -> tuple[Path, ...]:
-        """Those that a stranger may change, with the remote."""
+        """The stores that a stranger may change, and the remote."""
         return self.toy.store, self.theirs.store, self.remote
 
     @property
@@ -149,7 +149,10 @@ class Home:
 
 
 def noted_commit(folder: Path, is_sealed: bool) -> tuple[Store, str]:
-    """A store with such a work folder, and its key. is_sealed: with the later one of the two notes too."""
+    """A store with a work folder whose commit is pending, and its key.
+
+    is_sealed: with the later of the two notes as well.
+    """
     store = Store.open(folder, write=True)
     with store.lease(DIGEST, "20260101-000000-abcd") as lease:
         lease.acquire(print)
@@ -163,7 +166,7 @@ def noted_commit(folder: Path, is_sealed: bool) -> tuple[Store, str]:
 
 
 def done(toy: Toy, *overrides: str) -> Record:
-    """A run with all that a record may hold."""
+    """Run the toy with everything that a record may hold."""
     record = run(toy, *overrides)
     at = record.state.started
     for node, body in (
@@ -184,7 +187,7 @@ def done(toy: Toy, *overrides: str) -> Record:
 
 @frozen
 class Change:
-    """What happens to the file or folder at a place (modulo their number) among those that a pattern finds."""
+    """A change of one of the files or folders that a pattern matches; `place` selects it, modulo their number."""
 
     pattern: str
     place: int
@@ -268,7 +271,7 @@ def _lines(path: Path) -> list[Any]:
 
 
 def _ways(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """To every member of a JSON value, however deep, and to the value itself."""
+    """The paths to every member of a JSON value at any depth, and to the value itself."""
     yield way
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, member in members:
@@ -391,7 +394,7 @@ def _remove(path: Path) -> None:
 
 
 def _is_below(path: Path, root: Path) -> bool:
-    """By no link on the way: patterns with several parts follow those."""
+    """Whether a path is below a root without a link on the way: patterns with several parts follow links."""
     above = path.parent
     return above == root or (not above.is_symlink() and _is_below(above, root))
 

@@ -35,7 +35,7 @@ m = 4
 
 
 def key_paths(value: Any, path: KeyPath = ()) -> set[KeyPath]:
-    """Paths of all keys in what tomli read."""
+    """The paths of all keys in a document that tomli has read."""
     if isinstance(value, dict):
         below = [key_paths(member, (*path, key)) for key, member in value.items()]
         return {(*path, key) for key in value}.union(*below)
@@ -61,7 +61,7 @@ def basic(text: str) -> str:
 
 
 def written_key(draw: Any) -> tuple[str, str]:
-    """A key and how it is written."""
+    """A strategy for a key and one way to write it."""
     if draw(st.booleans()):
         name = draw(names)
         return name, draw(st.sampled_from([name, basic(name), f"'{name}'"]))

@@ -265,7 +265,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
 
 
 def is_alive(pid: int | str) -> bool:
-    """A process that has ended may end between the opening of its file and the reading too."""
+    """Whether a process runs. It may also end between opening and reading its file."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -273,9 +273,9 @@ def is_alive(pid: int | str) -> bool:
 
 
 class Toy:
-    """A folder with the op file, a pipeline and a store, and the command on them in a process of its own.
+    """A folder with the op file, a pipeline and a store, and commands on them in processes of their own.
 
-    own: a store that was copied there is the user's.
+    own: whether a store that is copied there is the user's.
     """
 
     def __init__(self, folder: Path, pipeline: str = PIPELINE, *, tracked: bool = False, own: bool = True) -> None:
@@ -290,7 +290,7 @@ class Toy:
             trust_store(self.store)
 
     def start(self, *arguments: str, program: str = "", **environment: str) -> subprocess.Popen[str]:
-        """program: what Python runs in the place of the command alone."""
+        """Start a command. program: Python code to run instead of the command itself."""
         program = program or (TRACKED if self.tracked else UNTRACKED)
         return subprocess.Popen(
             [
@@ -314,31 +314,31 @@ class Toy:
         return subprocess.CompletedProcess(arguments, process.returncode, out, errors)
 
     def has_begun(self) -> bool:
-        """Whether the state of a run can be read: the first line of its record is written to its end."""
+        """Whether the state of a run can be read: the first line of its record is complete."""
         return any(b"\n" in path.read_bytes() for path in self.store.glob("records/*/events.jsonl"))
 
     def state(self) -> dict[str, Any]:
-        """The state of the latest run, as it stands in its record."""
+        """The state of the latest run, read from its record."""
         newest = max(self.store.glob("records/*/events.jsonl"))
         state = Record.load(newest.parent).state
         nodes = {name: {**attrs.asdict(node), "error": node.error} for name, node in state.nodes.items()}
         return {**attrs.asdict(state), "nodes": nodes}
 
     def caches(self) -> dict[str, tuple[str, str]]:
-        """(state, cache) of every node of the latest run."""
+        """The state and cache word of every node of the latest run."""
         return {name: (node["state"], node["cache"]) for name, node in self.state()["nodes"].items()}
 
     def text(self, node: str) -> str:
-        """What a node of the latest run wrote."""
+        """The text that a node of the latest run wrote."""
         return (self.store / "objects" / self.state()["nodes"][node]["digest"] / "text.txt").read_text()
 
     def steps(self) -> list[int]:
-        """The steps that an unfinished `steps` has done."""
+        """The steps that an unfinished node `steps` has completed."""
         found = list(self.store.glob("work/*/state/done.txt"))
         return [int(step) for step in found[0].read_text().split()] if found else []
 
     def calls(self) -> list[str]:
-        """The ops that were called since the last look."""
+        """The ops that were called since the last call of this method."""
         path = self.folder / "calls.txt"
         called = path.read_text().split() if path.exists() else []
         path.unlink(missing_ok=True)

@@ -12,19 +12,19 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from toy_ops import PIPELINE, Toy
 
-from dsl.files import read_json
+from dsl.files import read_json_or_none
 from executor.store.artifact_store import Store
 from executor.tracking.mlflow_client import open_client, tracking_uri
 from executor.tracking.replay import Replay
 
 
 def client_of(toy: Toy) -> MlflowClient:
-    """Of the database of a store whose pipelines name none."""
+    """An MLflow client for the database in a toy's store, whose pipelines name no server."""
     return open_client(toy.store, tracking_uri(toy.store, None, toy.folder))
 
 
 def tracked_toy(folder: Path, pipeline: str = PIPELINE, *, tracked: bool = True) -> Toy:
-    """A toy whose store has MLflow's database already: making one takes longer than most runs."""
+    """A toy whose store already has MLflow's database: creating one takes longer than most runs."""
     toy = Toy(folder, pipeline, tracked=tracked)
     Store.open(toy.store, write=True)
     (toy.store / "mlflow.db").write_bytes(fresh_database())
@@ -49,7 +49,7 @@ def send(toy: Toy, record: Path, *, is_live: bool = False) -> None:
 
 def ids(record: Path) -> tuple[str, dict[str, str]]:
     """The MLflow run of a run of dflow, and those of its nodes."""
-    sent = read_json(record / "mlflow.json")
+    sent = read_json_or_none(record / "mlflow.json")
     assert sent is not None
     return sent["parent"], {name: node["run_id"] for name, node in sent["nodes"].items()}
 
@@ -70,7 +70,7 @@ def artifacts(client: MlflowClient, run_id: str, path: str | None = None) -> lis
 
 
 def copied(record: Path, name: str) -> Path:
-    """A record of the same run under another id."""
+    """A copy of a record under another id."""
     copy = record.with_name(f"{record.name}-{name}")
     shutil.copytree(record, copy)
     (copy / "events.jsonl").write_text((copy / "events.jsonl").read_text().replace(record.name, copy.name))
@@ -78,7 +78,7 @@ def copied(record: Path, name: str) -> Path:
 
 
 def accepted(node: str) -> dict[str, Any]:
-    """The event of `dflow accept`."""
+    """The event that `dflow accept` writes."""
     return {
         "time": 1.78e9, "node": node, "attempt": 0, "kind": "accepted", "key": "k" * 64, "digest": "d" * 64,
         "reason": "only renamed", "user": "ann",

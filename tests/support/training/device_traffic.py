@@ -20,11 +20,11 @@ INDEXED = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default)
 
 
 class Traffic(TorchDispatchMode):
-    """Inside, `waits` counts by operation where the host would wait for the device, `copies` the copies to it.
+    """A mode that counts operations by name: `waits` where the host would wait for the device, `copies` to the device.
 
-    A copy to the device that is not `non_blocking` waits as well: it is in both. Whether memory is pinned is not seen
-    here: `to_device` pins it, see tests/ops/lib/kernels/test_pinned.py.
-    `sorted` counts what adds to places that a tensor gives, as the gradient of x[index] does: CUDA sorts these first.
+    A copy to the device that is not `non_blocking` waits as well, so it is in both. Pinned memory is not seen here:
+    `to_device` pins it, see tests/ops/lib/kernels/test_pinned.py. `sorted` counts additions to indexed places, as the
+    gradient of x[index] makes: CUDA sorts the indices first.
     """
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ def config(**changes: Any) -> FinetuneVlm:
 def train(
     folder: Path | FakeStage, tokens: TokenShards | None = None, stop_after: int | None = None, **changes: Any
 ) -> FakeStage:
-    """Fine-tune in a folder (or on a stage of one's own); the stage."""
+    """Fine-tune in a folder, or on a given stage; returns the stage."""
     stage = folder
     if not isinstance(stage, FakeStage):
         stage = FakeStage(stage, {"tokens": tokens}, stop_after=stop_after)
@@ -64,7 +64,7 @@ def train(
 
 
 def write_inputs(folder: Path, tokens: TokenShards, init: str = "") -> None:
-    """inputs.json of finetune_worker.py."""
+    """Write inputs.json for finetune_worker.py."""
     folder.mkdir(parents=True, exist_ok=True)
     content = {"tokens": str(tokens.path), "digest": tokens.digest, "init": init}
     (folder / "inputs.json").write_text(json.dumps(content), encoding="utf-8")
@@ -78,7 +78,9 @@ def poisoned(
     *,
     keep: Callable[[dict[str, Any]], bool] = lambda _record: True,
 ) -> TokenShards:
-    """A copy: `change` alters the tensors of a split's shards; `keep` chooses the samples of all splits."""
+    """A changed copy of tokens: `change` alters the tensors of a split's shards; `keep` chooses samples of all
+    splits.
+    """
     shutil.copytree(tokens.path, folder)
     for file in folder.glob(f"{split}-*.safetensors") if change else ():
         tensors = load_file(file)

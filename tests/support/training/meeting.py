@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 @contextmanager
 def meeting(ranks: int) -> Iterator[dict[str, str]]:
-    """What every rank needs in its environment, beside RANK; it is the environment that torchrun gives to its own."""
+    """Open a context with the environment variables that each rank needs besides RANK, as torchrun sets them."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield {
         "MASTER_ADDR": "127.0.0.1",

@@ -45,7 +45,10 @@ VALUES = {
 
 @frozen
 class Scenario:
-    """trainers of `ranks` train; stop: rank -> after how many questions it is asked to stop. place: the folder."""
+    """A training with capture on other ranks.
+
+    trainers of `ranks` train; stop: rank -> the number of checks after which it is asked to stop. place: the folder.
+    """
 
     name: str
     ranks: int
@@ -85,7 +88,7 @@ def main(folder: Path) -> None:
 
 
 def run(scenario: Scenario, folder: Path, inputs: dict[str, Any], rank: int) -> dict[str, Any]:
-    """The error's message, if any, and what was logged."""
+    """Run one rank of a scenario; returns the error's message, if any, and what was logged."""
     # The environment's own place can be joined once in a launch: by the training on two ranks.
     grouped = scenario.name == "shared sequences" and rank < scenario.trainers
     if grouped:

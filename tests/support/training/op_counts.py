@@ -14,7 +14,7 @@ COPIES = ("aten::copy_", "aten::_to_copy", "aten::clone", "aten::cat", "aten::in
 
 @define
 class Call:
-    """One operation: its name, its arguments and what it gave."""
+    """One call of an operation: its name, its arguments and its result."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -23,7 +23,7 @@ class Call:
 
 @define(eq=False)
 class Recorded(TorchDispatchMode):
-    """Every operation in order."""
+    """A mode that records every operation in order."""
 
     calls: list[Call] = field(factory=list)
 
@@ -40,17 +40,17 @@ class Recorded(TorchDispatchMode):
 
 
 def memory_of(tensors: Any) -> set[int]:
-    """Where the memory of tensors begins."""
+    """The addresses at which the memory of tensors begins."""
     return {tensor.untyped_storage().data_ptr() for tensor in tensors}
 
 
 def casts_of(recorded: Recorded, weights: list[Tensor]) -> list[Call]:
-    """The copies that change the dtype of one of these tensors."""
+    """The recorded copies that change the dtype of one of these tensors."""
     places = memory_of(weights)
     return [call for call in recorded.of("aten::_to_copy") if call.arguments[0].untyped_storage().data_ptr() in places]
 
 
 def copied(recorded: Recorded, width: int) -> list[tuple[int, ...]]:
-    """The shapes of all copies of tensors with rows of that width, in order: into a tensor, or to a new one."""
+    """The shapes of all copies of tensors with rows of that width, in order: into a tensor, or into a new one."""
     results = [call.result for call in recorded.of(*COPIES)]
     return [tuple(result.shape) for result in results if torch.is_tensor(result) and result.shape[-1:] == (width,)]

@@ -21,7 +21,7 @@ SP = 2
 
 @contextmanager
 def reduced_in_place(engine: Engine) -> Iterator[None]:
-    """The sp ranks' sums are added up in place, which autograd does not see, and taken for the sample's whole loss."""
+    """Bug: the sp ranks' sums are reduced in place, unseen by autograd, and taken for the sample's whole loss."""
     combine = engine_step.combine
 
     def reduced(*arguments: object) -> Tensor:
@@ -34,17 +34,17 @@ def reduced_in_place(engine: Engine) -> Iterator[None]:
 
 
 def scaled_by_sp_only(_engine: Engine) -> AbstractContextManager[None]:
-    """The mean over ranks is undone for the sp ranks only."""
+    """Bug: the mean over ranks is undone for the sp ranks only."""
     return _scaled(lambda _batch, scale: scale * SP / dist.get_world_size())
 
 
 def denominator_of_the_rank(engine: Engine) -> AbstractContextManager[None]:
-    """Each rank divides by the weights of its own blocks, and gradients are averaged."""
+    """Bug: each rank divides by the weights of its own blocks, and gradients are averaged."""
     return _scaled(lambda batch, _scale: 1 / denominator(engine.loss, batch.weights_NK))
 
 
 def anchors_of_the_shard(_engine: Engine) -> AbstractContextManager[None]:
-    """Each of the sp ranks draws its share of the anchors from its own slice of the sequence."""
+    """Bug: each sp rank draws its share of the anchors from its own slice of the sequence."""
 
     def shard_wise(loss_mask_S: Tensor, num_anchors: int, *, seed: int, epoch: int, sample: int) -> Tensor:
         size, share = -(-len(loss_mask_S) // SP), -(-num_anchors // SP)
@@ -68,7 +68,7 @@ BUGS: dict[str, Callable[[Engine], AbstractContextManager[None]]] = {
 
 @contextmanager
 def _scaled(change: Callable[[MicroBatch, float], float]) -> Iterator[None]:
-    """Inside, the loss of every micro-batch is scaled by another factor."""
+    """Open a context in which the loss of every micro-batch is scaled by another factor."""
     train = Engine.train
 
     def wrong(engine: Engine, batch: MicroBatch, scale: float, *before: Callable[[], None]) -> Slots:

@@ -29,7 +29,7 @@ TYPES = {"features": TargetFeatures, "target": TargetModel, "batches": BatchPlan
 
 @frozen
 class Layout:
-    """dp x sp ranks and what the sp ranks exchange."""
+    """A layout of dp x sp ranks, and the exchange of the sp ranks."""
 
     dp: int
     sp: int
@@ -45,7 +45,9 @@ class Layout:
 
 @frozen(kw_only=True)
 class Problem:
-    """A training of a few steps. changes: fields of TrainDflash. float32, bfloat16: whether it runs in them as well."""
+    """A training of a few steps. changes: fields of TrainDflash. float32, bfloat16: whether it also runs in
+    that dtype.
+    """
 
     name: str
     inputs: str
@@ -134,7 +136,7 @@ REFUSED = {
 
 
 def train_values(problem: Problem) -> dict[str, Any]:
-    """Fields of TrainDflash: a small draft with grouped heads, which degree 4 must repeat for Ulysses."""
+    """The fields of TrainDflash for a small draft with grouped heads, which degree 4 must repeat for Ulysses."""
     values = {
         "block_size": 6,
         "num_layers": 2,
@@ -151,7 +153,7 @@ def train_values(problem: Problem) -> dict[str, Any]:
 
 
 def write_inputs(folder: Path, tokens: TokenShards, target: TargetModel, features: TargetFeatures) -> None:
-    """All inputs below a folder, listed in inputs.json; tokens, target and features are those of a real target."""
+    """Write all inputs below a folder, listed in inputs.json; tokens, target and features are real ones."""
     kinds = [record["category"] for record in TokenReader(tokens, "train").records]
     images, texts = ([i for i, kind in enumerate(kinds) if kind == wanted] for wanted in ("image", "text"))
     mixed = [sample for pair in zip(images, texts, strict=False) for sample in pair]
@@ -192,18 +194,18 @@ def write_inputs(folder: Path, tokens: TokenShards, target: TargetModel, feature
 
 
 def read_inputs(folder: Path, name: str) -> dict[str, Artifact]:
-    """One of the inputs that `write_inputs` made."""
+    """The inputs of that name, written by `write_inputs`."""
     listed = json.loads((folder / "inputs.json").read_text())[name]
     return {key: TYPES[key](path=Path(path), digest=digest) for key, (path, digest) in listed.items()}
 
 
 def dealt(samples: Sequence[int], size: int) -> list[list[int]]:
-    """STEPS lists of `size` samples, over and over again."""
+    """Deal samples, over and over, to STEPS lists of `size` each."""
     return [[samples[(step * size + place) % len(samples)] for place in range(size)] for step in range(STEPS)]
 
 
 def write_plan(folder: Path, features: TargetFeatures, steps: Iterable[Sequence[int]]) -> BatchPlan:
-    """A plan of exactly these steps."""
+    """Write a BatchPlan of exactly these steps."""
     lengths = FeatureReader(features, "train").lengths
     rows = [
         {

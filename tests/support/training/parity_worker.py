@@ -57,10 +57,10 @@ RANKS = 4
 
 @frozen(eq=False)
 class Outcome:
-    """Of some steps: loss and slots' accuracies of each, the first and the last gradients, and the weights after all.
+    """The outcome of some steps: losses, slots' accuracies, first and last gradients, and the final weights.
 
-    padded: of the micro-batches of this rank's dp row in the first steps, the share whose context P does not divide.
-    start: the weights before, where they are needed.
+    padded: the share of this dp row's micro-batches in the first steps whose context P does not divide. start: the
+    weights before the steps, where they are needed.
     """
 
     losses: list[float]
@@ -96,7 +96,9 @@ class _Worker:
     seen: dict[str, Any] = field(factory=dict)
 
     def alone(self) -> None:
-        """One process on its share of the problems, the first step of each against the reference; and trainings."""
+        """Run one process's share of the problems and trainings, the first step of each problem against the
+        reference.
+        """
         for problem in PROBLEMS[self.rank :: RANKS]:
             config, inputs, setup = self._opened(problem, ONE, 0)
             outcome = take_steps(config, inputs, setup, problem.steps, 1)
@@ -125,7 +127,7 @@ class _Worker:
         self._refused()
 
     def on_two(self, pair: int, place: int) -> None:
-        """Every second of the layouts of two ranks for each pair."""
+        """Run the layouts of two ranks, every second one on each of the two pairs."""
         for problem, layout in list(layouts_of(2))[pair::2]:
             self._compare(problem, layout, place)
 
@@ -158,7 +160,7 @@ class _Worker:
         return config, inputs, set_up(config, stage, inputs)
 
     def _train(self, name: str, layout: Layout, rank: int, stop: bool = False) -> None:
-        """A whole training in FOLDER/name, which goes on where an earlier one of that name was stopped."""
+        """Run a whole training in FOLDER/name; it resumes where an earlier one of that name was stopped."""
         stage = FakeStage(
             self.folder / name,
             read_inputs(self.folder, "whole"),
@@ -198,7 +200,7 @@ def layouts_of(count: int) -> Iterator[tuple[Problem, Layout]]:
 
 
 def take_steps(config: TrainDflash, inputs: Inputs, setup: Setup, count: int, world_size: int) -> Outcome:
-    """The first `count` steps of the plan, updates included; all ranks get the whole tensors."""
+    """Run the first `count` steps of the plan, updates included; all ranks get the whole tensors."""
     model = setup.engine.model
     start = whole(dict(model.named_parameters())) if world_size == 1 or config.optimizer == "muon" else {}
     optimizer = make_optimizer(model, config.weight_decay, kind=config.optimizer)
@@ -222,7 +224,7 @@ def take_steps(config: TrainDflash, inputs: Inputs, setup: Setup, count: int, wo
 
 
 def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A copy of each tensor in full. FSDP2 cuts on dimension 0, in the order of the ranks; one exchange for all."""
+    """A copy of each sharded tensor in full, from one exchange. FSDP2 shards dimension 0, in the order of the ranks."""
     parts = [{name: local(tensor).clone() for name, tensor in tensors.items()}]
     if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
         parts = [{} for _ in range(dist.get_world_size())]
@@ -242,7 +244,7 @@ def padded_share(config: TrainDflash, inputs: Inputs, setup: Setup) -> float:
 
 
 def against_reference(config: TrainDflash, inputs: Inputs, setup: Setup, outcome: Outcome) -> dict[str, float]:
-    """Loss and gradient of the first step that has an anchor, and the dense reference's from the same weights."""
+    """Compare loss and gradient of the first step that has an anchor with the dense reference, for equal weights."""
     steps = (setup.train.drawn(step, config.seed) for step in inputs.steps)
     number, drawn = next(
         (number, drawn) for number, drawn in enumerate(steps) if any(len(one.anchors_A) for one in drawn)
@@ -268,7 +270,7 @@ def against_reference(config: TrainDflash, inputs: Inputs, setup: Setup, outcome
 
 
 def compared(expected: Outcome, got: Outcome) -> dict[str, float]:
-    """The largest differences; see `farthest`."""
+    """The largest differences of two outcomes; see `farthest`."""
     losses = zip(expected.losses, got.losses, strict=True)
     accuracies = zip(chain(*expected.accuracies), chain(*got.accuracies), strict=True)
     return {
@@ -282,7 +284,9 @@ def compared(expected: Outcome, got: Outcome) -> dict[str, float]:
 
 
 def farthest(expected: dict[str, Tensor], got: dict[str, Tensor]) -> float:
-    """The largest difference of an element, as such or in units of its tensor's largest element: what is more."""
+    """The largest difference of an element, absolute or relative to its tensor's largest element, the larger of
+    both.
+    """
     if expected.keys() != got.keys():
         raise ValueError(f"{expected.keys() ^ got.keys()} on one side only")
     return max(

@@ -21,13 +21,13 @@ from ops.lib.vision.batch import ModelInputs
 
 
 def dropped_mask() -> AbstractContextManager[None]:
-    """transformers makes no mask for attention that has no mask function of its name, and says nothing."""
+    """Bug: attention without a mask function of its name, for which transformers silently makes no mask."""
     others = {name: mask for name, mask in ALL_MASK_ATTENTION_FUNCTIONS.items() if name != target_attention.ULYSSES}
     return patch.object(type(ALL_MASK_ATTENTION_FUNCTIONS), "_global_mapping", others)
 
 
 def window_of_the_slice() -> AbstractContextManager[None]:
-    """Whether a sliding window needs a mask is asked of the slice, which is shorter than the window."""
+    """Bug: whether a sliding window needs a mask is decided by the slice, which is shorter than the window."""
     right = target_attention.ulysses_mask
 
     def wrong(*, q_length: int, kv_length: int, attention_mask: Tensor | None = None, **others: Any) -> Tensor | None:
@@ -40,7 +40,7 @@ def window_of_the_slice() -> AbstractContextManager[None]:
 
 
 def reduced_in_place() -> AbstractContextManager[None]:
-    """The ranks' losses are summed before the backward pass, which does not see it."""
+    """Bug: the ranks' losses are summed before the backward pass, unseen by autograd."""
     answer_loss = ParallelTarget.answer_loss
 
     def wrong(parallel: ParallelTarget, inputs: ModelInputs | None) -> Tensor:
@@ -52,7 +52,7 @@ def reduced_in_place() -> AbstractContextManager[None]:
 
 
 def shifted_after_slicing() -> AbstractContextManager[None]:
-    """The last position of a slice predicts nothing."""
+    """Bug: labels are shifted within the slice, so that its last position predicts nothing."""
 
     def wanted_tokens(inputs: ModelInputs, start: int, end: int) -> tuple[Tensor, Tensor]:
         wanted_Bs = F.pad(inputs.loss_mask[:, start:end][:, 1:], (0, 1))
@@ -62,7 +62,7 @@ def shifted_after_slicing() -> AbstractContextManager[None]:
 
 
 def ratio_of_the_model() -> AbstractContextManager[None]:
-    """KV heads are repeated for the model's 4 query heads each, although 2 share one after the exchange."""
+    """Bug: KV heads are repeated for the model's 4 query heads each, although 2 share one after the exchange."""
     attend = target_attention.attend
 
     def wrong(q_BhSD: Tensor, k_BeSD: Tensor, v_BeSD: Tensor, *others: object) -> Tensor:
@@ -72,7 +72,7 @@ def ratio_of_the_model() -> AbstractContextManager[None]:
 
 
 def heads_side_by_side() -> AbstractContextManager[None]:
-    """The 2 KV heads are repeated as 0 1 0 1 for 4 ranks, where 0 0 1 1 is right."""
+    """Bug: the 2 KV heads are repeated as 0 1 0 1 for 4 ranks, where 0 0 1 1 is right."""
     blocks = Ulysses.blocks
 
     def wrong(exchange: Ulysses, q_NKHD: Tensor, k_NKGD: Tensor, v_NKGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,27 +82,27 @@ def heads_side_by_side() -> AbstractContextManager[None]:
 
 
 def no_dummy_image() -> AbstractContextManager[None]:
-    """A rank without images leaves the vision tower alone."""
+    """Bug: a rank without images does not run the vision tower."""
     return patch.object(ParallelTarget, "_see_nothing", lambda _self, _decoder, args, kwargs: (args, kwargs))
 
 
 def tokens_of_all(whole: ModelInputs, _own: ModelInputs, _layout: Layout) -> int:
-    """The right denominator: answer tokens of all ranks."""
+    """Denominator, the right one: answer tokens of all ranks."""
     return answer_tokens(whole)
 
 
 def tokens_of_the_row(_whole: ModelInputs, own: ModelInputs, layout: Layout) -> int:
-    """Each row divides by its own answer tokens, and gradients are averaged."""
+    """Denominator, wrong: each row divides by its own answer tokens, and gradients are averaged."""
     return answer_tokens(own) * layout.dp
 
 
 def tokens_of_all_on_every_rank(whole: ModelInputs, _own: ModelInputs, layout: Layout) -> int:
-    """No factor of world_size: as if the gradients were summed over the ranks, and not averaged."""
+    """Denominator, wrong: no factor of world_size, as if gradients were summed over the ranks and not averaged."""
     return answer_tokens(whole) * layout.ranks
 
 
 def tokens_of_all_on_every_row(whole: ModelInputs, _own: ModelInputs, layout: Layout) -> int:
-    """A factor of sp_degree in the place of world_size."""
+    """Denominator, wrong: a factor of sp_degree instead of world_size."""
     return answer_tokens(whole) * layout.dp
 
 

@@ -22,7 +22,7 @@ PATCH_DIM = 3 * VISION["temporal_patch_size"] * VISION["patch_size"] ** 2
 
 @frozen
 class Layout:
-    """dp rows of sp ranks each."""
+    """A layout of dp rows with sp ranks each."""
 
     dp: int
     sp: int
@@ -66,7 +66,7 @@ BATCHES = {
 
 
 def layouts_of(family: str) -> tuple[Layout, ...]:
-    """Hybrids are sharded, and their sequences are not shared."""
+    """The layouts that a family can use: hybrids are sharded, but their sequences are not shared."""
     return tuple(layout for layout in LAYOUTS if layout.sp == 1 or family != HYBRID)
 
 
@@ -85,7 +85,7 @@ def model_of(family: str) -> PreTrainedModel:
 
 
 def sample(seed: int, length: int, grids: Sequence[tuple[int, int]] = ()) -> TokenSample:
-    """Random tokens of which about half are answers, with an image [1, h, w] after token 2 for each grid."""
+    """A sample of random tokens, about half of them answers, with an image [1, h, w] after token 2 for each grid."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(FIRST_WORD, VOCABULARY, (length,), generator=generator)
     answers = torch.rand(length, generator=generator) < 0.5
@@ -113,7 +113,9 @@ def sample(seed: int, length: int, grids: Sequence[tuple[int, int]] = ()) -> Tok
 
 
 def batch_of(kind: str) -> ModelInputs:
-    """Four samples of different lengths. mixed: an image, none, two images, none; so even rows have images."""
+    """A batch of four samples of different lengths. mixed: image, none, two images, none; so only even rows
+    have one.
+    """
     if kind == "left":
         return left_padded(batch_of("text"))
     grids: dict[str, list[list[tuple[int, int]]]] = {
@@ -126,7 +128,7 @@ def batch_of(kind: str) -> ModelInputs:
 
 
 def left_padded(batch: ModelInputs) -> ModelInputs:
-    """The same samples with their padding on the left."""
+    """The batch with its padding on the left."""
     shifts = (batch.input_ids.shape[1] - batch.attention_mask.sum(dim=1)).tolist()
 
     def moved(rows: Tensor) -> Tensor:
@@ -137,6 +139,6 @@ def left_padded(batch: ModelInputs) -> ModelInputs:
 
 
 def dealt(batch: ModelInputs, layout: Layout, dp_rank: int) -> ModelInputs | None:
-    """What a dp row gets; None where the batch has fewer samples than rows."""
+    """The samples of a dp row; None if the batch has fewer samples than rows."""
     rows = list(range(dp_rank, len(batch), layout.dp))
     return batch[rows] if rows else None

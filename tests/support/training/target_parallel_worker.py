@@ -59,7 +59,10 @@ Figures = dict[str, dict[str, Any]]
 
 @contextmanager
 def precision(dtype: torch.dtype) -> Iterator[None]:
-    """Inside, for float64, the models' own code computes in it what it would compute in float32: norms and angles."""
+    """Open a context in which, for float64, the models' own code computes in float64 where it would use float32.
+
+    That concerns norms and angles.
+    """
     convert = Tensor.to
 
     def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -74,7 +77,7 @@ def precision(dtype: torch.dtype) -> Iterator[None]:
 
 
 def reference(model: PreTrainedModel, batch: ModelInputs) -> Outcome:
-    """Mean cross-entropy of the answer tokens and its gradients."""
+    """The mean cross-entropy of the answer tokens, and its gradients."""
     model.zero_grad()
     loss = reference_loss(model, batch)
     loss.backward()
@@ -82,7 +85,7 @@ def reference(model: PreTrainedModel, batch: ModelInputs) -> Outcome:
 
 
 def reference_loss(model: PreTrainedModel, batch: ModelInputs) -> Tensor:
-    """Mean cross-entropy of the answer tokens, from the logits of all positions, token by token."""
+    """The mean cross-entropy of the answer tokens, from the logits of all positions, token by token."""
     logits_BSV = model(**Target(model, {}, CPU).model_arguments(batch), use_cache=False).logits
     losses = [
         -logits_BSV[row, token - 1].log_softmax(-1)[batch.input_ids[row, token]]
@@ -99,7 +102,7 @@ def expected(family: str, kind: str, dtype: torch.dtype) -> Outcome:
 
 
 def step(parallel: ParallelTarget, batches: Sequence[ModelInputs | None], count: int) -> Outcome:
-    """One step as a training does it: micro-batches of this rank's dp row, count answer tokens on all ranks."""
+    """Run one step as a training does: the micro-batches of this rank's dp row. count: answer tokens on all ranks."""
     model, world = parallel.target.model, parallel.world_size
     model.zero_grad()
     total = torch.zeros((), dtype=torch.float64)
@@ -118,7 +121,7 @@ def step(parallel: ParallelTarget, batches: Sequence[ModelInputs | None], count:
 
 
 def gradients(model: PreTrainedModel) -> Gradients:
-    """Whole, in float64, of every parameter; zero where the batch has no use for it."""
+    """The whole gradient of every parameter in float64; zero where the batch does not use the parameter."""
     return {
         name: torch.zeros(parameter.shape, dtype=torch.float64)
         if parameter.grad is None
@@ -128,10 +131,10 @@ def gradients(model: PreTrainedModel) -> Gradients:
 
 
 def farthest(expected: Outcome, got: Outcome) -> dict[str, float]:
-    """Relative difference of the loss; and the largest difference of an element of any parameter's gradient.
+    """The relative difference of the loss, and the largest difference of an element of any parameter's gradient.
 
-    It is in units of the largest element of the same gradient, or of a thousandth of the largest of all: where a
-    gradient is 0 but for rounding, as that of a bias of keys, only the latter means something.
+    It is relative to the largest element of the same gradient, or to a thousandth of the largest of all gradients. The
+    latter is for gradients that are 0 except for rounding, such as that of a bias of keys.
     """
     (loss, wanted), (other, found) = expected, got
     if wanted.keys() != found.keys():
@@ -149,7 +152,7 @@ def norm_off(expected: Outcome, got: Outcome) -> float:
 
 @frozen
 class Cases:
-    """What a rank computes at one layout."""
+    """The computations of one rank at one layout."""
 
     layout: Layout
     rank: int
@@ -159,7 +162,7 @@ class Cases:
         return self.rank // self.layout.sp
 
     def made(self, family: str, dtype: torch.dtype, *, frozen_part: str = "", **options: bool) -> ParallelTarget:
-        """A target of its own, sharded over the ranks; parameters whose names hold frozen_part are not trained."""
+        """A new target, sharded over the ranks; parameters whose names contain frozen_part are not trained."""
         model = copy.deepcopy(model_of(family))
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(not frozen_part or frozen_part not in name)
@@ -178,7 +181,7 @@ class Cases:
         return step(parallel, [dealt(batch, self.layout, self.dp_rank)], answer_tokens(batch))
 
     def parity(self, family: str) -> Figures:
-        """Every batch in float64, the last one in float32."""
+        """Compare every batch with the reference in float64, the last one also in float32."""
         parallel = self.made(family, torch.float64)
         figures = {}
         for kind in BATCHES[family]:
@@ -191,7 +194,7 @@ class Cases:
         return figures
 
     def options(self) -> Figures:
-        """Checkpointing, accumulation, bfloat16, frozen parts and measuring, of the family with deepstack."""
+        """Compare checkpointing, accumulation, bfloat16, frozen parts and measuring, for the family with deepstack."""
         family, exact = "qwen3_vl", expected("qwen3_vl", "mixed", torch.float64)
         checkpointing = self.made(family, torch.float64, gradient_checkpointing=True)
         bfloat16 = self.made(family, torch.bfloat16)
@@ -209,7 +212,7 @@ class Cases:
         }
 
     def frozen_part(self, family: str, part: str) -> dict[str, float]:
-        """Of what is trained beside it; and what the frozen part got, which should be nothing."""
+        """Compare the gradients of the other parts, and report the frozen part's gradient, which must be zero."""
         loss, wanted = expected(family, "mixed", torch.float64)
         got = self.one_batch(self.made(family, torch.float64, frozen_part=part), "mixed")
         trained = [name for name in wanted if part not in name]
@@ -221,7 +224,7 @@ class Cases:
         }
 
     def micro_batches(self, family: str) -> dict[str, float]:
-        """Four samples one by one, and a pass without any, against all in one batch; and once more."""
+        """Compare four samples one by one, and a pass without any, with all in one batch; twice."""
         batch = batch_of("mixed")
         own = [batch[[number]] for number in range(self.dp_rank, len(batch), self.layout.dp)]
         parallel = self.made(family, torch.float64)
@@ -230,7 +233,7 @@ class Cases:
         return farthest(expected(family, "mixed", torch.float64), step(parallel, [*own, None], count))
 
     def measured(self, family: str) -> dict[str, float]:
-        """The loss without gradients before and after all weights have changed, as a training measures it."""
+        """Measure the loss without gradients before and after all weights have changed, as a training does."""
         batch, parallel = batch_of("mixed"), self.made(family, torch.float64)
         own = dealt(batch, self.layout, self.dp_rank)
         with torch.no_grad(), precision(torch.float64):
@@ -249,7 +252,7 @@ class Cases:
         }
 
     def buggy(self, bug: Bug) -> dict[str, Any]:
-        """What a mistake does to loss and gradient, or how it fails."""
+        """The effect of a bug on loss and gradient, or how it fails."""
         batch = batch_of(bug.kind)
         own = dealt(batch, self.layout, self.dp_rank)
         parallel = self.made(bug.family, torch.float64)
@@ -269,7 +272,7 @@ def scaled(family: str, factor: float) -> PreTrainedModel:
 
 
 def parity(layouts: Sequence[Layout], rank: int, families: Sequence[str]) -> Figures:
-    """Of each family at those layouts that it takes, and the options once."""
+    """The figures of each family at the layouts that it can use, and those of the options once."""
     figures: Figures = {}
     for layout in layouts:
         cases = Cases(layout, rank)
@@ -283,7 +286,7 @@ def parity(layouts: Sequence[Layout], rank: int, families: Sequence[str]) -> Fig
 
 @contextmanager
 def pair_of(folder: Path, rank: int, name: str, timeout: timedelta) -> Iterator[None]:
-    """Ranks 0 and 1, or 2 and 3, in a group of their own."""
+    """Open a context in which ranks 0 and 1, or 2 and 3, form a process group."""
     store = dist.FileStore(str(folder / f"{name}-{rank // 2}"), 2)
     dist.init_process_group("gloo", store=store, rank=rank % 2, world_size=2, timeout=timeout)
     yield
@@ -307,7 +310,7 @@ def main(folder: Path) -> None:
 
 
 def without_dummy_image(folder: Path, rank: int) -> None:
-    """The last of all: two ranks of which one has an image get stuck, and what they do then is theirs to choose."""
+    """Run two ranks of which only one has an image, without the dummy image: they hang. Called last."""
     while len(list(folder.glob("rank-*.json"))) < RANKS:
         time.sleep(0.1)
     file = folder / f"stuck-{rank}.json"

@@ -14,7 +14,7 @@ OPERATORS = (
 
 
 class BeforeTorchvision(importlib.abc.MetaPathFinder):
-    """Its C library does not load here; importing it asks for these operators' names."""
+    """A finder that defines the operators that torchvision's import asks for, as its C library does not load here."""
 
     library = None
 

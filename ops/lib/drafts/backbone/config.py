@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from math import isfinite
 from typing import Any
@@ -41,7 +41,7 @@ SHAPE_FIELDS = (  # decide the shapes of the tensors
 NESTS = ("dflash_config", "dflow")  # the tables of a config.json
 SIZES = (*SHAPE_FIELDS, "vocab_size", "max_position_embeddings", "rms_norm_eps")  # alike in all formats
 LAYER_IDS = "target_layer_ids"
-ENDS: Mapping[str, Any] = {  # how the target's embedding and head are used; in a config.json where it is not this
+SCALES: Mapping[str, Any] = {  # how the target's embedding and head are used; in a config.json where it is not this
     "input_embedding_scale": 1.0,
     "output_multiplier": 1.0,
     "final_logit_softcapping": None,
@@ -62,9 +62,8 @@ def _names(values: Iterable[str]) -> tuple[str, ...]:
 class DraftConfigError(ConfigError):
     """Values of a draft's config do not fit; each mistake is "field: what is wrong"."""
 
-    def __init__(self, mistakes: Sequence[str]) -> None:
-        self.mistakes = tuple(mistakes)
-        super().__init__("draft config:\n" + "\n".join(f"  {mistake}" for mistake in mistakes))
+    def __init__(self, *mistakes: str) -> None:
+        super().__init__(*mistakes, head="draft config")
 
 
 @frozen(kw_only=True)
@@ -119,7 +118,7 @@ class DraftConfig:
             *self.algorithm.mistakes(self),
         ]
         if mistakes:
-            raise DraftConfigError(mistakes)
+            raise DraftConfigError(*mistakes)
 
     def layout(self, block_size: int | None = None) -> Layout:
         """The layout of blocks with so many verified tokens: which slot predicts which token. Default: as
@@ -212,7 +211,7 @@ def _rope_mistakes(config: DraftConfig) -> list[str]:
 
 
 def _end_mistakes(config: DraftConfig) -> Iterator[str]:
-    for name, default in ENDS.items():
+    for name, default in SCALES.items():
         value = getattr(config, name)
         if value != default and not (isfinite(value) and value > 0):
             yield f"{name}: must be above 0, got {value}"
@@ -300,7 +299,7 @@ def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
         "dflash_config": {
             "mask_token_id": config.mask_token_id,
             "target_layer_ids": list(config.target_layer_ids),
-            **{name: getattr(config, name) for name, default in ENDS.items() if getattr(config, name) != default},
+            **{name: getattr(config, name) for name, default in SCALES.items() if getattr(config, name) != default},
         },
         "dflow": {"format": FORMAT, "positions": config.positions, **own},
     }
@@ -319,27 +318,27 @@ def serving_causality(config: DraftConfig) -> bool | None:
 def from_serving(data: Mapping[str, Any]) -> DraftConfig:
     """The DraftConfig that a serving config.json describes.
 
-    Raises ConfigError that lists missing fields, or fields of a wrong type, or values that do not fit.
+    Raises DraftConfigError that lists missing fields, or fields of a wrong type, or values that do not fit.
     """
     missing = missing_fields(data)
     if missing:
-        raise ConfigError("draft config.json lacks " + ", ".join(missing))
+        raise DraftConfigError(*(f"{name}: is missing" for name in missing))
     names = [attribute.name for attribute in DraftConfig.__attrs_attrs__ if attribute.name != ALGORITHM]
     wrong = [f"{name}: {what}" for name, what in wrong_types(data) if name.rpartition(".")[2] in names]
     if wrong:
-        raise ConfigError("draft config:\n" + "\n".join(f"  {mistake}" for mistake in wrong))
+        raise DraftConfigError(*wrong)
     algorithm, data = algorithm_of(data).from_serving(data)
-    found = {**ENDS, **data, **data["dflash_config"], **data["dflow"]}
+    found = {**SCALES, **data, **data["dflash_config"], **data["dflow"]}
     config = DraftConfig(**{name: found[name] for name in names}, algorithm=algorithm)
     if data["use_sliding_window"] is not config.slides:
-        raise ConfigError(
-            f"draft config:\n  use_sliding_window: must be {str(config.slides).lower()} with these layer_types; "
-            "engines ignore or refuse the window otherwise"
+        needed = str(config.slides).lower()
+        raise DraftConfigError(
+            f"use_sliding_window: must be {needed} with these layer_types, or engines ignore or refuse the window"
         )
     if data.get(IS_CAUSAL) not in ((None, serving_causality(config)) if config.slides else (None, False)):
-        raise ConfigError(
-            f"draft config:\n  {IS_CAUSAL}: {json.dumps(data[IS_CAUSAL])} does not fit these layer_types: sliding "
-            "layers are causal, and full ones are not"
+        stated = json.dumps(data[IS_CAUSAL])
+        raise DraftConfigError(
+            f"{IS_CAUSAL}: {stated} does not fit these layer_types: sliding layers are causal, and full ones are not"
         )
     return config
 
@@ -417,11 +416,11 @@ def full_name(name: str, data: Mapping[str, Any]) -> str:
 
 
 def example(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every field of the serving contract for the algorithm of a config.json, with a value of its type; of ENDS those
+    """Every field of the serving contract for the algorithm of a config.json, with a value of its type; of SCALES those
     that it has, or that it says the draft was trained with.
     """
     tables = (data, table_of(data, "dflash_config"), table_of(table_of(data, "dflow"), "trained"))
-    return _example(algorithm_of(data), tuple(name for name in ENDS if any(name in table for table in tables)))
+    return _example(algorithm_of(data), tuple(name for name in SCALES if any(name in table for table in tables)))
 
 
 @cache

@@ -22,12 +22,13 @@ from dsl.errors import ConfigError, DataError
 from dsl.finding import File, Finding, blocks
 from ops.lib.drafts.backbone.config import (
     ALGORITHM,
-    ENDS,
     IS_CAUSAL,
     NESTS,
     OF_TARGET,
+    SCALES,
     SLIDING_ATTENTION,
     DraftConfig,
+    DraftConfigError,
     algorithm_of,
     contract_part,
     example,
@@ -373,12 +374,12 @@ def _mask_mistakes(config: Mapping[str, Any], target: Mapping[str, Any], pad_tok
 
 
 def _draft_mistakes(config: Mapping[str, Any]) -> Wrong:
-    """Mistakes that DraftConfig finds in a config.json, from its lines "field: what is wrong"."""
+    """Mistakes that DraftConfig finds in a config.json."""
     try:
         from_serving(config)
-    except ConfigError as error:
-        for line in str(error).splitlines()[1:]:
-            named, _, wrong = line.strip().partition(": ")
+    except DraftConfigError as error:
+        for each in error.mistakes:
+            named, _, wrong = each.partition(": ")
             name = named.partition("(")[2].rstrip(")") or named  # "dflash2.group (conv_group_size)"
             remedy = REWRITE if name in UNREAD else RETRAIN
             place = full_name(name, config)
@@ -400,7 +401,7 @@ def _training_mistakes(config: Mapping[str, Any]) -> Wrong:
     trained = table_of(config, "dflow").get("trained")
     if not isinstance(trained, Mapping):
         return
-    trained = {**ENDS, **trained}
+    trained = {**SCALES, **trained}
     for name, place in _trained_fields(config).items():
         present, value = lookup(config, place)
         if name not in trained:
@@ -444,7 +445,7 @@ def _trained_fields(config: Mapping[str, Any]) -> dict[str, str]:
     of_backbone = [attribute.name for attribute in attrs.fields(DraftConfig) if attribute.name != ALGORITHM]
     places = {name: full_name(name, config) for name in of_backbone}
     present = set(_names(example(config)))
-    places = {name: place for name, place in places.items() if name not in ENDS or place in present}
+    places = {name: place for name, place in places.items() if name not in SCALES or place in present}
     own = set(_names(example(config))) - set(_names(example({}))) - set(places.values())
     return places | {name: name for name in sorted(own)}
 

@@ -33,6 +33,7 @@ from ops.lib.sequence_parallel.context_range import ContextRange
 from ops.lib.target.embedding_and_head import logits_of
 from ops.lib.target.head_settings import PLAIN
 
+STD = 0.02  # of the normal distribution from which matrices are drawn
 ContextKV = list[tuple[Tensor, Tensor]]
 
 # (q_NKHD, k_NKGD, v_NKGD, context keys, context values, window) -> mixed_NKHD
@@ -228,8 +229,8 @@ class DraftModel(nn.Module):
         self.frequencies, self.rope_scale = rope_frequencies(config)
         self._frequencies_on: dict[torch.device, Tensor] = {}
 
-    def initialise(self, seed: int, std: float = 0.02) -> None:
-        """Draw every matrix from N(0, std) with one CPU generator; norms stay one, biases become zero.
+    def initialise(self, seed: int) -> None:
+        """Draw every matrix from N(0, STD) with one CPU generator; norms stay one, biases become zero.
 
         The algorithm's own parameters are drawn last, so that the backbone is the same for every algorithm.
         """
@@ -239,13 +240,13 @@ class DraftModel(nn.Module):
         with torch.no_grad():
             for parameter in self.parameters():
                 if parameter.ndim == 2 and parameter not in drawn:
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * STD)
             for layer in self.layers:
                 for linear in layer.modules():
                     if isinstance(linear, nn.Linear) and linear.bias is not None:
                         linear.bias.zero_()
             for module in added:
-                module.draw(generator, std)
+                module.draw(generator, STD)
 
     def compile_layers(self) -> None:
         """Compile the parts of each layer that work on single slots, with dynamic sizes."""

@@ -48,7 +48,7 @@ from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weight
 from ops.lib.target.embedding_and_head import logits_of
 from ops.lib.target.head_settings import PLAIN, HeadSettings
 
-# In the file reference.py of an algorithm's folder.
+# The types of the functions in an algorithm's reference.py.
 Enter = Callable[[Mapping[str, Tensor], str, Tensor], tuple[Tensor, Any]]
 Leave = Callable[[Mapping[str, Tensor], str, Tensor, Any], Tensor]
 TokenLogits = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, Tensor], Tensor]

@@ -76,7 +76,10 @@ class Verifier:
 
 
 def to_speculators(config: DraftConfig, dtype: str, verifier: Verifier) -> dict[str, Any]:
-    """The config.json in the format of speculators; `unwritable` tells which drafts have none."""
+    """A draft's config.json in the format of speculators.
+
+    dtype: of the draft's weights. verifier: the target. Not for drafts for which `unwritable` gives a reason.
+    """
     scaling, layout, algorithm = dict(config.rope_scaling or {}), config.layout(), config.algorithm
     assert isinstance(algorithm, InSpeculators)
     return {

@@ -14,7 +14,7 @@ from torch import Tensor
 from ops.lib.drafts.decoding.decode import Decoded, check_finite, until_eos
 from ops.lib.drafts.decoding.proposal import Proposal
 
-NEAREST = 16  # tokens that are looked at for being near the best one: more do not come as close but for chance
+NEAREST = 16  # best tokens that are examined for being near the best one: hardly ever are more that close
 
 
 @frozen(eq=False)
@@ -75,8 +75,9 @@ class Answers:
         check_finite(logits_BDV.amax(-1), "draft", logits_BDV.dtype, self._place)
 
     def add_one(self, tokens_B: Tensor, nearest: Nearest) -> Tensor | None:
-        """Append the next token of each open row. nearest: the best tokens of that place. Returns as
-        `add_block` does.
+        """Append the next token of each open row. nearest: the best tokens of that place.
+
+        Returns the places of the rows that continue, int64, or None if all do.
         """
         return self._add([[token] for token in tokens_B.tolist()], nearest, None)
 
@@ -98,7 +99,7 @@ class Answers:
         return torch.tensor([len(self._growing[prompt].tokens) for prompt in self.open], device=device)
 
     def tokens(self, prompt: int) -> list[int]:
-        """Those of one answer, as it is now."""
+        """The tokens of the answer to one prompt so far."""
         return self._growing[prompt].tokens
 
     def decoded(self) -> list[Decoded]:

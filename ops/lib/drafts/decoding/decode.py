@@ -26,7 +26,7 @@ from ops.lib.target.cache_trial import verification_of
 from ops.lib.target.model import LayerInputs, Target
 from ops.lib.target.verify import Verification
 
-# `scores` in an algorithm's file reference.py.
+# The type of the function `scores` in an algorithm's reference.py.
 Scores = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, list[int]], Tensor]
 
 

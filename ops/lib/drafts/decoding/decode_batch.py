@@ -81,9 +81,9 @@ def decode_speculative_batch(
 
 
 def _batches(target: Target, samples: Sequence[TokenSample]) -> list[Sequence[TokenSample]]:
-    """All samples at once; one by one for a target that verifies one prompt at a time.
+    """The samples in one batch; or each in a batch of its own, for a target that verifies one prompt at a time.
 
-    Plain answers too, although such targets could take batches there: the times of the two are compared.
+    Plain answers are decoded one by one for such a target too, since the times of the two are compared.
     """
     if samples and verification_of(target) is Verification.BATCH:
         return [samples]

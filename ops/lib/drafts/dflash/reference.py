@@ -22,7 +22,7 @@ def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Te
 def token_logits(
     config: DraftConfig, weights: Weights, hidden_NKM: Tensor, head_VM: Tensor, tokens_NK: Tensor
 ) -> Tensor:
-    """What the loss of every token is computed of, [N, K, V], where the tokens before it are the true ones."""
+    """The logits [N, K, V] from which the loss of every token is computed, given the true tokens before it."""
     return logits_of(hidden_NKM @ head_VM.T, config.head_settings)
 
 

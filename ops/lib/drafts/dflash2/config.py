@@ -84,7 +84,7 @@ class Dflash2:
         M, scored = draft.hidden_size, self.candidates + 1  # with the label
         convolution = 2 * self.taps * (M // self.group) * M
         selector = self.rank * (M + scored)
-        # the candidates are found in the logits of the loss; those that are scored are made again, with a gradient
+        # Candidates come from the logits of the loss; those of the scored ones are computed again, with a gradient.
         return 3 * 2 * (2 * draft.num_hidden_layers * convolution + selector) + 2 * 2 * scored * M
 
 
@@ -94,7 +94,7 @@ def field_name(name: str) -> str:
 
 
 def sizes(draft: DraftConfig) -> Dflash2:
-    """The config of the algorithm of a DFlash2 draft."""
+    """The config of the DFlash2 algorithm in the config of a draft."""
     assert isinstance(draft.algorithm, Dflash2)
     return draft.algorithm
 

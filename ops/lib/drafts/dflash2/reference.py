@@ -54,7 +54,7 @@ def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Te
 def token_logits(
     config: DraftConfig, weights: Weights, hidden_NKM: Tensor, head_VM: Tensor, tokens_NK: Tensor
 ) -> Tensor:
-    """What the base loss of every token is computed of, [N, K, V]."""
+    """The logits [N, K, V] from which the base loss of every token is computed."""
     return logits_of(hidden_NKM @ head_VM.T, config.head_settings)
 
 

@@ -68,12 +68,11 @@ class BestTokens:
 
 
 def topk_by_groups(logits_RT: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`torch.topk` of each row by groups of columns: values [R, count], best first, and their columns; ties are
-    arbitrary.
+    """Compute `torch.topk` of each row by groups of columns; ties are arbitrary.
 
-    The best lie in the `count` groups with the largest maxima, or behind the last whole group: any logit of another
-    group has `count` logits that are not smaller. A GPU's topk reads a row many times; this reads it once, and then a
-    few columns.
+    Returns values [R, count], best first, and their columns. The best lie in the `count` groups with the largest
+    maxima, or behind the last whole group: any logit of another group has `count` logits that are not smaller. A GPU's
+    topk reads a row many times; this reads it once, and then a few columns.
     """
     rows, columns = logits_RT.shape
     groups = columns // GROUP

@@ -187,7 +187,7 @@ def _ordered(found: Comparison, order_W: Tensor) -> Comparison:
     return Comparison(*(None if value_W is None else value_W.index_select(0, order_W) for value_W in values))
 
 
-# The rows of what is found of each slot.
+# The rows of `found_nW`: the measures of each slot.
 CE, KL, L1, OVERLAP, ABOVE, BELOW = range(6)
 
 
@@ -201,7 +201,7 @@ class _Comparison(torch.autograd.Function):
         for rows in slots.chunks():
             found_nW[:, rows], correct_W[rows] = slots.softmaxes(rows, wanted.divergence).measured(wanted.distances)
         ctx.mark_non_differentiable(correct_W)
-        ctx.set_materialize_grads(False)  # what nothing was made of costs nothing
+        ctx.set_materialize_grads(False)  # no gradient for results that the loss does not use
         ctx.shared, ctx.caps = shared, caps
         ctx.save_for_backward(*tensors, found_nW[ABOVE:].clone())
         return *_values(found_nW, wanted), correct_W
@@ -261,7 +261,7 @@ class _Sum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, of_total: Tensor, *_others: Tensor) -> tuple[Tensor | None, ...]:
         leaves, gradients = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
-        # in place: nobody else has them, and torch refuses to go back a second time
+        # In place: nobody else reads them, and torch refuses a second backward pass.
         scaled = [None if each is None else each.mul_(of_total.to(each.dtype)) for each in gradients]
         return None, None, None, None, None, *_cast(scaled, leaves), None, None, None
 
@@ -273,7 +273,7 @@ def _cast(gradients: Sequence[Tensor | None], leaves: Sequence[Tensor | None]) -
 
 
 def _values(found_nW: Tensor, wanted: _Wanted) -> tuple[Tensor | None, ...]:
-    """ce, kl, l1 and overlap as separate tensors; None for those not wanted."""
+    """The measures ce, kl, l1 and overlap as separate tensors; None for those not wanted."""
     is_wanted = (True, wanted.divergence, wanted.distances, wanted.distances)
     return tuple(found_nW[place].clone() if wants else None for place, wants in enumerate(is_wanted))
 

@@ -274,7 +274,10 @@ class HeadSoftmax:
 
     @property
     def mean_RM(self) -> Tensor:
-        """softmax head, each token's row times its soft cap's slope, in the memory of the sums: read it once."""
+        """The mean of the head's rows under the softmax, each row times its soft cap's slope, [R, M].
+
+        It is made in the memory of the sums: read it once.
+        """
         assert self.sum_RM is not None
         return self.sum_RM.div_(self.state.total_R.to(self.sum_RM.dtype)[:, None])
 
@@ -289,17 +292,17 @@ def add_gap(
 
 
 def cap_(logits: Tensor, soft_cap: float) -> None:
-    """Applies a soft cap in place."""
+    """Apply a soft cap to logits, in place: cap * tanh(logits / cap)."""
     logits.div_(soft_cap).tanh_().mul_(soft_cap)
 
 
 def cap_slope(capped: Tensor, soft_cap: float) -> Tensor:
-    """Slope of a soft cap where its value is `capped`."""
+    """The slope of a soft cap at the place where its value is `capped`."""
     return 1 - (capped / soft_cap).square()
 
 
 def set_product(out: Tensor, hidden_RM: Tensor, head_CM: Tensor) -> None:
-    """out = hidden_RM head_CM^T, in the dtype of out; CUDA computes it from narrower factors (out_dtype)."""
+    """Write hidden_RM head_CM^T to `out`, in the dtype of `out`; CUDA computes it from narrower factors (out_dtype)."""
     if head_CM.dtype == out.dtype:
         torch.mm(hidden_RM, head_CM.T, out=out)
     else:
@@ -307,7 +310,7 @@ def set_product(out: Tensor, hidden_RM: Tensor, head_CM: Tensor) -> None:
 
 
 def add_product(sum_RM: Tensor, p_RC: Tensor, head_CM: Tensor) -> None:
-    """sum_RM += p_RC head_CM, in place, with the precision of the sum.
+    """Add p_RC head_CM to sum_RM, in place, with the precision of the sum.
 
     CUDA adds within the product (out_dtype, which other devices lack), without a temporary [R, M].
     """

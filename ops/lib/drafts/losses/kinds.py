@@ -18,7 +18,7 @@ class Terms(Protocol):
     @property
     def needs_teacher(self) -> bool: ...
     def sizes(self) -> Mapping[str, Any]:
-        """The values of the algorithm's config fields."""
+        """The values of the algorithm's config fields, by name."""
 
 
 def needs_teacher(kind: LossKind, terms: Terms | None = None) -> bool:

@@ -32,7 +32,7 @@ class Asked:
 
     @property
     def before_W(self) -> Tensor:
-        """The true token before each of the requested tokens."""
+        """The true token before each requested token, int64 [W]."""
         return self.tokens_NK.flatten().index_select(0, (self.rows_W - 1).clamp(min=0))
 
 

@@ -59,7 +59,10 @@ class WholeRows(Protocol):
         """The softmax of some rows; it may overwrite the logits."""
 
     def mean_gap(self, logits_RV: Tensor, teacher_UV: Tensor, of_R: Tensor | None) -> Tensor:
-        """sum p (y - x), float64 [R], with the target's logits y, the draft's logits x, and p = softmax(y)."""
+        """The mean difference of logits under the target's distribution, sum p (y - x), float64 [R].
+
+        y: the target's logits. x: the draft's. p: softmax(y).
+        """
 
     def distances(self, draft: Side, teacher: Side, of_R: Tensor | None) -> Tensor:
         """The sums l1, overlap, above and below of each row, float64 [4, R]."""

@@ -34,7 +34,7 @@ def case(tmp_path_factory):
 
 @pytest.fixture(params=ALGORITHMS)
 def draft(request):
-    """One whose heads change many tokens."""
+    """A draft whose heads change many tokens."""
     return draft_with_noise((ALGORITHMS | {"dflash": Dflash()})[request.param])
 
 

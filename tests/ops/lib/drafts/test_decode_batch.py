@@ -60,7 +60,7 @@ def draft():
 
 
 def assert_same(expected, found):
-    """The same tokens and accepted counts, and margins but for rounding."""
+    """Assert equal tokens and accepted counts, and margins that are equal except for rounding."""
     assert [(one.tokens, one.accepted) for one in expected] == [(one.tokens, one.accepted) for one in found]
     for one, other in zip(expected, found, strict=True):
         assert len(one.tokens) == len(other.margins)
@@ -78,7 +78,7 @@ def test_plain_answers_of_a_batch_are_those_of_one_by_one_wherever_they_end(case
 
 
 def almost_right(answers, samples, draft, features, wrong_at):
-    """In place of `DraftRows.propose`: each row proposes its answer, but for one slot, another in every step.
+    """A replacement of `DraftRows.propose`: each row proposes its answer except for one slot, another in every step.
 
     A row is known by its context, which must be what `features` give in one pass.
     """
@@ -140,7 +140,7 @@ def test_rows_that_accept_different_numbers_of_tokens_give_the_plain_answers(cas
 
 
 def recorded(monkeypatch, decode_all):
-    """What `decode_all` returns, and the draft's proposals by anchor and length of the context, in order."""
+    """Run `decode_all`; also returns the draft's proposals by anchor and length of the context, in order."""
     proposals = []
     propose, propose_all = decode.propose, DraftRows.propose
 

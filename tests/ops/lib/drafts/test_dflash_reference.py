@@ -134,7 +134,7 @@ def slow_losses(case, kind, gamma=None, focal_gamma=2.0, dpace_alpha=0.5):
 
 
 def slow_distance(kind, target, draft):
-    """Of two distributions, token by token."""
+    """The distance of two distributions, computed token by token."""
     pairs = list(zip(target, draft, strict=True))
     divergence = sum(p * math.log(p / q) for p, q in pairs)
     difference = sum(abs(p - q) for p, q in pairs)

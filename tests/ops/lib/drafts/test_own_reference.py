@@ -32,7 +32,7 @@ FIELDS = json.loads(os.environ.get("OWN_FIELDS", DEFAULTS))
 
 @pytest.fixture
 def options(monkeypatch):
-    """Its options, None where there are none; no own algorithm is known before and after."""
+    """The options of the algorithm, None if it has none; no own algorithm is known before and after."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = {*sys.modules}
     use_draft_folders([FOLDER / INIT])

@@ -50,7 +50,7 @@ class Problem:
         return [tensor.to(dtype or tensor.dtype, copy=True).requires_grad_() for tensor in given]
 
     def logits(self, leaves):
-        """All of them in float64, the target's too."""
+        """The logits of draft and target, all of them, in float64."""
         logits = leaves[0] @ self.head.double().T
         if len(leaves) > 1:
             logits = logits + leaves[1] @ leaves[2].T

@@ -212,7 +212,7 @@ OTHER_ENDS = {
 
 @pytest.fixture(scope="module", params=OTHER_ENDS)
 def other_ends(request, tiny):
-    """The same draft beside a target of another head."""
+    """The draft beside a target with another head."""
     fields, of_draft = OTHER_ENDS[request.param]
     sizes = {
         "vocab_size": VOCABULARY,
@@ -242,7 +242,9 @@ def other_ends(request, tiny):
 
 
 def answer_probabilities(target, length):
-    """Of every answer of so many tokens, or fewer with EOS at the end, by one pass over all of them."""
+    """The probability of every answer of `length` tokens, or fewer with EOS at the end, by one pass over all of
+    them.
+    """
     tails = torch.tensor(list(itertools.product(range(VOCABULARY), repeat=length)))
     ids = torch.cat([torch.tensor(PROMPT).expand(len(tails), -1), tails], dim=1)
     with torch.no_grad():

@@ -7,7 +7,7 @@ from ops.lib.kernels.device import to_device
 
 
 class PinnedError(Exception):
-    """In the place of pinned memory, which torch gives only where there is a GPU."""
+    """The error of a stand-in for `pin_memory`, which works only with a GPU."""
 
 
 def test_what_goes_to_a_gpu_is_pinned_first_and_what_goes_elsewhere_is_not(monkeypatch):

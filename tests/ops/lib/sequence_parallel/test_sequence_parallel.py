@@ -66,7 +66,7 @@ def make_case(query_heads, kv_heads):
 
 
 def make_seen(own, size):
-    """What the blocks `own` see, filled up with dummies to `size`."""
+    """The visible context of the blocks `own`, filled up with dummies to `size`."""
     pairs = torch.tensor([SEEN[n] for n in own] + [(0, 0)] * (size - len(own))).view(size, 2)
     return ContextRange(start_N=pairs[:, 0].contiguous(), end_N=pairs[:, 1].contiguous())
 

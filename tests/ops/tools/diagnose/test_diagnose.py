@@ -169,7 +169,7 @@ def test_tau_of_a_draft_that_is_fed_otherwise_when_it_is_evaluated_falls(chain, 
 
 @pytest.fixture(scope="module")
 def loaded_bench(chain):
-    """What decodes the draft as a setting says, the setting as exported, and the held-out prompts."""
+    """The bench that decodes the draft by a setting, the setting as exported, and the held-out prompts."""
     config = from_serving(read_json(chain.draft.path / "config.json"))
     weights = {EXPORTED: load_file(chain.draft.path / "model.safetensors")}
     target = Target.load(chain.target)
@@ -368,7 +368,7 @@ def test_another_rope_theta_than_in_training_is_named(chain, tmp_path):
 
 
 def imported(chain: Chain, folder: Path, **fields: Any) -> Chain:
-    """As `load_draft` gives it: without a training."""
+    """The chain with a draft as `load_draft` writes it: without a training."""
     record = {"target": chain.target.digest, "imported": {"publisher": "z-lab", "assumed": {}, "notes": [], **fields}}
     found = with_config(chain, folder, dflow=record)
     return evolve(found, training=None, features=None, learnt=None)

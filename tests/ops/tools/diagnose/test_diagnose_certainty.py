@@ -19,7 +19,7 @@ PROMPTS = (4, 5, 6, 7)
 
 
 def count(prompts: int, judge: Callable[[np.random.Generator, np.ndarray], bool]) -> int:
-    """Of so many drafts, in percent: those of which `judge` says so, given the chance of a right slot by prompt."""
+    """The share of drafts, in percent, for which `judge` is true, given the chance of a right slot by prompt."""
     generator = np.random.default_rng(prompts)
     return sum(judge(generator, generator.beta(4, 3, prompts)) for _ in range(TRIALS)) * 100 // TRIALS
 

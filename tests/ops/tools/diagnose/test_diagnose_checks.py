@@ -71,7 +71,7 @@ def answers(tau: int, count: int = 8, steps: int = 6) -> list[Decoded]:
 
 
 def of_taus(*taus: int) -> list[Decoded]:
-    """One answer of each."""
+    """Answers with these taus, one each."""
     return [answer for tau in taus for answer in answers(tau, count=1)]
 
 

@@ -16,7 +16,7 @@ SCALE = "slot_bias_scale"
 
 @frozen(kw_only=True)
 class SlotBias:
-    """scale: what the bias is multiplied by."""
+    """The config of the algorithm. scale: the factor of the bias."""
 
     scale: float = 1.0
 
@@ -50,13 +50,16 @@ WRONG: Mapping[str, str] = {}
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Its tensors beside a config.json, with their shapes."""
+    """The shapes of the tensors that the algorithm adds, by name. config: a config.json."""
     return {"slot_bias.table": (config["vocab_size"], config["block_size"] - 1)}
 
 
 @frozen(kw_only=True)
 class SlotBiasOptions:
-    """scale: of the bias. penalty: the weight of its mean square in the loss. base: the weight of the field `loss`."""
+    """The options of a training. scale: of the bias.
+
+    penalty: the weight of the bias's mean square in the loss. base: the weight of the field `loss`.
+    """
 
     scale: float = field(default=1.0, validator=validators.gt(0))
     penalty: float = field(default=0.01, validator=validators.ge(0))

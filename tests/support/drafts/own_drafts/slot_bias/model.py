@@ -45,6 +45,6 @@ def scale_of(config: DraftConfig) -> float:
 
 
 def propose(draft: DraftModel, hidden_BDM: Tensor, logits_BDV: Tensor, anchors_B: Tensor, choice: Choice) -> Proposal:
-    """The tokens behind each anchor; logits_BDV: of the hidden states, by the target's head."""
+    """The proposed tokens after each anchor. logits_BDV: of the hidden states, by the target's head."""
     bias_DV = scale_of(draft.config) * table_of(draft).T[: logits_BDV.shape[1]].to(logits_BDV.dtype)
     return Proposal(choice.propose(logits_BDV + bias_DV))

@@ -15,7 +15,7 @@ Weights = Mapping[str, Tensor]
 
 
 def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Tensor, before: list[int]) -> Tensor:
-    """What the next token of a block is chosen by, [V], where `before` are the anchor and the tokens chosen so far."""
+    """The logits [V] by which the next token of a block is chosen. before: the anchor and the tokens chosen so far."""
     slot = len(before) - 1
     bias_V = scale_of(config) * weights["slot_bias.table"][:, slot].to(head_VM.dtype)
     return head_VM @ hidden_DM[slot].to(head_VM.dtype) + bias_V
@@ -24,7 +24,7 @@ def scores(config: DraftConfig, weights: Weights, hidden_DM: Tensor, head_VM: Te
 def token_logits(
     config: DraftConfig, weights: Weights, hidden_NKM: Tensor, head_VM: Tensor, tokens_NK: Tensor
 ) -> Tensor:
-    """What the loss of every token is computed of, [N, K, V], where the tokens before it are the true ones."""
+    """The logits [N, K, V] from which the loss of every token is computed, given the true tokens before it."""
     table_VD = scale_of(config) * weights["slot_bias.table"]
     return hidden_NKM @ head_VM.T + torch.cat((table_VD[:, :1], table_VD), dim=1).T
 
@@ -39,7 +39,7 @@ def block_losses(
     teacher_NKV: Tensor | None,
     options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """More loss of each token, and whether the draft would propose it, [N, K]."""
+    """The additional loss of each token, and whether the draft would propose it; both [N, K]."""
     logits_NKV = token_logits(config, weights, hidden_NKM, head_VM, tokens_NK)
     square_D = (scale_of(config) * weights["slot_bias.table"]).square().mean(0)
     added_K = options.penalty * torch.cat((square_D[:1], square_D))
