@@ -11,7 +11,7 @@ from dsl.shown import shown_bytes
 from ops.capture_targets.conflicts import backend_note
 from ops.capture_targets.layers import layers_of
 from ops.capture_targets.op import CaptureTargets, default_batch_tokens
-from ops.capture_targets.sglang_targets import check_config
+from ops.capture_targets.sglang_targets import capture_note, check_config
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.forecasts import (
     FeaturesForecast,
@@ -67,8 +67,10 @@ def estimate(config: CaptureTargets, context: PlanContext) -> Estimate:
         growth = Growth(series=(captured,), output=captured.growth)
     if target is None:
         return Estimate(growth=growth, forecast=forecast)
+    engine = None
     if config.backend == "sglang":
         check_config(target.config, config)
+        engine = capture_note(target.config)
     ids = layers_of(config, int(target.sizes.text["num_hidden_layers"]))
     if context.artifact is None:
         forecast = evolve(forecast, target_layer_ids=ids)
@@ -84,7 +86,7 @@ def estimate(config: CaptureTargets, context: PlanContext) -> Estimate:
         less_disk=LESS_DISK + (EXPECTED if is_expected else ""),
         notes=(
             f"{per_token:,} bytes a token, {shown_bytes(per_token * 1e6)} a million",
-            *filter(None, [backend_note(config, target.config)]),
+            *filter(None, [backend_note(config, target.config), engine]),
         ),
         growth=growth,
         forecast=forecast,

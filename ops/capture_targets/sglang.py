@@ -18,9 +18,8 @@ from dsl.errors import ConfigError, DataError
 from ops.artifacts import TargetModel
 from ops.capture_targets.backend import States
 from ops.capture_targets.op import CaptureTargets, default_batch_tokens
-from ops.capture_targets.sglang_targets import check_config
+from ops.capture_targets.sglang_targets import capture_note, check_config
 from ops.lib.data.token_shards import TokenReader, TokenSample
-from ops.lib.sglang.layers import Recipe
 from ops.lib.sglang.process import context_length
 from ops.lib.sglang.runtime import SglangRuntime
 from ops.lib.target.checkpoint_files import trusts_own_code
@@ -42,6 +41,7 @@ class LoadingStage(Protocol):
     def world_size(self) -> int: ...
     @property
     def device(self) -> str: ...
+    def info(self, text: str) -> None: ...
 
 
 @define(eq=False)
@@ -49,7 +49,6 @@ class SglangBackend:
     """A backend that runs the target by SGLang in this process, or this rank's share of the target."""
 
     runtime: SglangRuntime
-    recipe: Recipe
 
     @classmethod
     def start(cls, config: CaptureTargets, stage: LoadingStage, readers: Mapping[str, TokenReader]) -> SglangBackend:
@@ -59,7 +58,7 @@ class SglangBackend:
         Raises ConfigError for server arguments that SGLang rejects, and for ranks that cannot share the target evenly.
         """
         target: TargetModel = stage.inputs["target"]
-        check_target(target, config)
+        stage.info(check_target(target, config))
         given = config.server_args or {}
         longest = longest_sample(readers)
         trust = trusts_own_code(target.path / "model", target_info(target))
@@ -85,13 +84,13 @@ class SglangBackend:
             undo.callback(runtime.close)
             check_length(longest, runtime.pool_tokens, "what memory holds,")
             undo.pop_all()
-        return cls(runtime, config.recipe)
+        return cls(runtime)
 
     def forward(
         self, samples: Sequence[TokenSample], layer_ids: Sequence[int], *, final_hidden: bool = False
     ) -> list[States]:
         """The states of each sample, concatenated without padding into as many passes as necessary."""
-        captured = self.runtime.states(samples, layer_ids, final_hidden=final_hidden, recipe=self.recipe)
+        captured = self.runtime.states(samples, layer_ids, final_hidden=final_hidden)
         return [States(features_SF, final_SM) for features_SF, final_SM in captured]
 
     def any_rank(self, flag: bool) -> bool:
@@ -128,9 +127,11 @@ def check_length(longest: Longest, limit: int, what: str) -> None:
         )
 
 
-def check_target(target: TargetModel, options: CaptureTargets) -> None:
-    """Check that SGLang can capture a target with these options. Raises DataError and ConfigError as `check_config`."""
-    check_config(read_config(target.path / "model"), options)
+def check_target(target: TargetModel, options: CaptureTargets) -> str:
+    """Check that SGLang can capture a target with these options, and say how. Raises as `check_config`."""
+    config = read_config(target.path / "model")
+    check_config(config, options)
+    return capture_note(config) or ""
 
 
 def group_store(stage: LoadingStage, tp_degree: int) -> dist.Store:

@@ -1,4 +1,7 @@
-"""Which targets the sglang backend captures, by their config.json. Torch-free: `dflow plan` checks it."""
+"""Which targets the sglang backend captures: those whose class in the installed SGLang keeps the inputs of its layers.
+
+Torch-free: `dflow plan` checks it.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,60 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dsl.errors import ConfigError, DataError
-from ops.lib.vision.family_config import check_served_config, patch_dim, text_part
+from ops.lib.sglang.model_classes import ModelClass, served_class
+from ops.lib.vision.family_config import check_served_config, is_qwen, patch_dim, text_part
 
 if TYPE_CHECKING:
     from ops.capture_targets.op import CaptureTargets
 
-# Compared with transformers' states, see docs/sglang.md.
-MODEL_TYPES = ("qwen3", "qwen3_moe", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 INTERLEAVED = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 PATCH_DIM_OF_QWEN25 = 1176  # the only width of pixel rows that SGLang's Qwen2.5-VL interprets as pixels
 
 
+# Their captured states equal those of transformers (tests/sglang); the class of any other is read only.
+COMPARED = frozenset(
+    {
+        *("qwen3", "qwen3_moe", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+        *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "qwen2", "qwen2_moe"),
+        *("llama", "mistral", "ministral3", "phi3", "gpt_oss", "gemma3_text", "gemma4_text"),
+        *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "lfm2", "lfm2_moe", "apertus"),
+    }
+)
+REMEDY = 'use backend = "huggingface"'
+
+
+def capture_note(config: Mapping[str, Any]) -> str | None:
+    """A note on how SGLang captures a target, and whether that was compared with transformers; None without SGLang."""
+    found = served_class(config)
+    if found is None:
+        return None
+    if config.get("model_type") in COMPARED:
+        return found.sentence
+    return f"{found.sentence}; not compared with transformers yet: dflow doctor FILE --backends compares them"
+
+
+def check_class(config: Mapping[str, Any]) -> ModelClass | None:
+    """The class of the installed SGLang that captures a target; None without SGLang. Raises DataError without such a
+    class, and for images of a family that is not Qwen's.
+    """
+    found = served_class(config)
+    if found is not None and found.way == "none":
+        raise DataError(f"the target is a {config.get('model_type')}: {found.sentence}: {REMEDY}")
+    if config.get("vision_config") and not is_qwen(config):
+        raise DataError(
+            f"the sglang backend captures Qwen's vision families and text models, and the target is a "
+            f"{config.get('model_type')} with a vision tower: {REMEDY}"
+        )
+    return found
+
+
 def check_config(config: Mapping[str, Any], options: CaptureTargets) -> None:
-    """Check that SGLang was compared for this kind of target, and that ranks can share it.
+    """Check that the installed SGLang captures this kind of target, and that ranks can share it.
 
     Raises DataError for the target, and ConfigError for the ranks.
     """
-    model_type, remedy = config.get("model_type"), 'use backend = "huggingface"'
-    if model_type not in MODEL_TYPES:
-        raise DataError(
-            f"the sglang backend captures {', '.join(MODEL_TYPES)}, and the target is a {model_type}: {remedy}"
-        )
+    model_type, remedy = config.get("model_type"), REMEDY
+    check_class(config)
     seeing, text = config.get("vision_config"), text_part(config)
     if model_type == "qwen2_5_vl" and seeing and patch_dim(seeing) != PATCH_DIM_OF_QWEN25:
         raise DataError(

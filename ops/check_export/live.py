@@ -19,11 +19,13 @@ from dsl.errors import DataError
 from dsl.finding import Finding
 from dsl.stage import Stage
 from ops.check_export.live_cause import (
+    UNKNOWN,
     Watched,
     compare_watched,
     find_cause,
     is_tie,
     other_dtype,
+    other_embedding,
     prompts_to_watch,
     seen_mistake,
 )
@@ -44,12 +46,12 @@ from ops.check_export.served_prompts import (
 from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.contract import OF_MAKER, REWRITE, mistake
-from ops.lib.drafts.backbone.load import load_draft
+from ops.lib.drafts.backbone.load import CONFIG, load_draft
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.sglang.version import installed_version
 from ops.lib.target.checkpoint_files import trusts_own_code
-from ops.lib.target.model import Target, target_info
+from ops.lib.target.model import Target, read_config, target_info
 
 if TYPE_CHECKING:  # both import SGLang
     from ops.lib.sglang.dflash_worker import DflashEngine
@@ -313,6 +315,8 @@ def judge(
     ties = len(departed) - len(real) if decisive else 0
     if real:
         cause = find_cause(target, draft, real[0], comparison)
+        if cause is UNKNOWN:
+            cause = other_embedding(read_json(setting.draft_dir / CONFIG), read_config(setting.target_dir)) or cause
         if comparison.cause is None and setting.dtype != setting.evaluated_in:
             cause = other_dtype(setting.dtype, setting.evaluated_in)
         return Judgement(_mistakes(setting, prompts, real, tau, cause), ties, comparison.figures())

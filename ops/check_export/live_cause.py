@@ -11,6 +11,7 @@ with those of dflow's own target and draft on the same tokens: both sides see th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from attrs import evolve, frozen
@@ -19,7 +20,7 @@ from torch import Tensor
 from dsl.finding import Finding
 from ops.check_export.served_prompts import Departure, Prompt, largest, nan_last
 from ops.lib.drafts.algorithms import part_of
-from ops.lib.drafts.backbone.contract import OF_MAKER, REWRITE
+from ops.lib.drafts.backbone.contract import OF_MAKER, REWRITE, embedding_warnings
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode import (
     Decoded,
@@ -308,6 +309,21 @@ def find_cause(target: Target, draft: DraftModel, departure: Departure, comparis
         return comparison.cause
     again = decode_speculative(target, draft, departure.prompt.sample, departure.prompt.max_new_tokens)
     return OTHER_REPORT if again.accepted == departure.served.accepted else UNKNOWN
+
+
+def other_embedding(config: Mapping[str, Any], target: Mapping[str, Any]) -> Finding | None:
+    """The cause if SGLang scales the embedding's rows otherwise than the training did; None if it does not.
+
+    config: the draft's config.json; target: the target's.
+    """
+    differs = embedding_warnings(config, target).get("SGLang")
+    if differs is None:
+        return None
+    return Finding(
+        f"features and positions are correct, but {differs}",
+        advice="train the draft with the scale that SGLang computes for this target, or serve it with another engine",
+        code=OF_MAKER,
+    )
 
 
 def other_dtype(served_in: str, evaluated_in: str) -> Finding:

@@ -30,7 +30,8 @@ class Outcome:
     """The results of checking an export.
 
     report: the evaluation's report.json. prompts: those that SGLang decoded, or would have decoded. engine: the
-    algorithm that serves the draft in SGLang. skipped: why SGLang was not used, if served is None.
+    algorithm that serves the draft in SGLang. skipped: why SGLang was not used, if served is None. of_target: a
+    sentence on whether the installed SGLang serves the target, None where that needs no saying.
     """
 
     report: Mapping[str, Any]
@@ -39,6 +40,7 @@ class Outcome:
     served: LiveResult | None
     skipped: str | None
     warnings: tuple[str, ...] = ()
+    of_target: str | None = None
 
     @property
     def shown_warnings(self) -> tuple[str, ...]:
@@ -174,6 +176,8 @@ def card_text(outcome: Outcome) -> str:
         ]
         parts.append(f"{len(outcome.prompts)} of these prompts, served by SGLang {outcome.served.version}:")
         parts.append(table(("prompts", "tau as above", "tau served"), compared))
+    if outcome.engine and outcome.of_target is not None:
+        parts.append(f"{outcome.of_target}.")
     return "\n\n".join(parts)
 
 

@@ -16,7 +16,7 @@ from ops.check_export.conflicts import report_mistakes
 from ops.check_export.op import WORKERS, CheckExport, without_worker
 from ops.check_export.outcome import Outcome, card_text
 from ops.check_export.served_prompts import LiveResult, LiveUnavailable, Prompt
-from ops.export_draft.card import rotary_warning, with_measured
+from ops.export_draft.card import UNREAD, rotary_warning, with_measured
 from ops.lib.data.batching import spread_over_each
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, read_text, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
@@ -25,9 +25,11 @@ from ops.lib.drafts.backbone.contract import embedding_warnings, refuse
 from ops.lib.drafts.backbone.load import CONFIG, WEIGHTS
 from ops.lib.drafts.backbone.serving_contract import CARD, SPECULATORS, check_serving, formats_of, is_imported
 from ops.lib.forecasts import ReportForecast, by_field, refuse_conflicts
+from ops.lib.sglang.model_classes import served_class
 from ops.lib.sglang.serve_command import number_formats
 from ops.lib.sglang.version import require_sglang
 from ops.lib.target.model import read_config
+from ops.lib.vision.family_config import is_qwen
 
 SERVED = "served.jsonl"
 
@@ -47,11 +49,12 @@ def check_export(config: CheckExport, stage: Stage) -> None:
     served, skipped = serve(config, stage, prompts)
     serving = read_json(draft.path / CONFIG)
     engine = algorithm_of(serving).engine
+    target_config = read_config(target.path / "model")
     of_servers = (
         *image_warnings(read_json(tokens.path / "tokens.json")),
         *server_arg_warnings(serving),
         *rotary_warnings(serving),
-        *embedding_warnings(serving, read_config(target.path / "model")).values(),
+        *embedding_warnings(serving, target_config).values(),
     )
     outcome = Outcome(
         report=report,
@@ -60,6 +63,7 @@ def check_export(config: CheckExport, stage: Stage) -> None:
         served=served,
         skipped=skipped,
         warnings=of_servers if engine else (),
+        of_target=None if is_qwen(target_config) else engine_sentence(config, target_config),
     )
     outcome.show(stage)
     stage.log(outcome.metrics(), step=0)
@@ -112,12 +116,21 @@ def serve(config: CheckExport, stage: Stage, prompts: Sequence[Prompt]) -> tuple
         require_sglang("the live stage of check_export", written["dflow"].get("engine"))
     except DataError as error:
         return _skipped(config, error)
+    found = served_class(read_config(target_dir))
+    if found is not None and found.way == "none":
+        return _skipped(config, LiveUnavailable(found.sentence))
     try:
         from ops.check_export.live import check_live
 
         return check_live(draft_dir, target_dir, prompts, config, stage), None
     except LiveUnavailable as error:
         return _skipped(config, error)
+
+
+def engine_sentence(config: CheckExport, target_config: Mapping[str, Any]) -> str:
+    """A sentence on whether the installed SGLang serves a draft for this target, read from its class."""
+    found = None if config.live == "off" else served_class(target_config)
+    return UNREAD.removesuffix(".") if found is None else found.sentence
 
 
 def _skipped(config: CheckExport, error: DataError) -> tuple[None, str]:

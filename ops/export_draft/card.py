@@ -17,12 +17,15 @@ from ops.lib.drafts.backbone.contract import SGLANG, embedding_warnings
 from ops.lib.drafts.backbone.serving_contract import SPECULATORS
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
 from ops.lib.sglang.version import either
+from ops.lib.vision.family_config import is_qwen
 from ops.lib.vllm.serve_command import environment as vllm_environment
 from ops.lib.vllm.serve_command import launch_command as vllm_command
 from ops.lib.vllm.serve_command import warnings_for_vllm
 from ops.lib.vllm.version import VLLM_VERSION
 
 BEGIN, END = "<!-- accepted length -->", "<!-- end of accepted length -->"
+# Which engine serves a target is read from the installed one, by the gate, whose key has that engine's version.
+UNREAD = "Whether SGLang serves a draft for this target was not checked."
 TARGET_PLACE = "$TARGET"
 NOT_SHOWN = frozenset({"seed", "warm_start"})  # of the training's fields; both are in MLflow
 
@@ -65,7 +68,7 @@ def model_card(facts: CardFacts) -> str:
         "target's, so it works only with this target.",
         _target(facts),
         _serving(facts),
-        with_place("Not measured yet."),
+        with_place("Not measured yet." + ("" if is_qwen(facts.target) else f" {UNREAD}")),
         _draft(facts),
     ]
     if facts.imported is not None:

@@ -199,13 +199,6 @@ def test_other_layers_replace_the_earlier_ones(family):
         assert furthest(captured(family, samples, layer_ids), wanted) <= family.tolerance
 
 
-def test_both_recipes_keep_the_same_states_of_the_same_layers(family):
-    samples = list(family.samples.values())
-    for recipe in ("eagle3", "dflash"):
-        states = family.runtime.states(samples, LAYER_IDS, recipe=recipe)
-        assert furthest([features for features, _final in states], list(family.expected.values())) <= family.tolerance
-
-
 def test_final_hidden_states_are_those_behind_the_final_norm(family, show):
     states = family.runtime.states(list(family.samples.values()), LAYER_IDS, final_hidden=True)
     difference = furthest([final for _features, final in states], list(family.expected_final.values()))

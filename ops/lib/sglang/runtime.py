@@ -32,7 +32,7 @@ from dsl.errors import DataError
 from ops.lib.data.batching import padded_length
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.sglang.adapter import adapter
-from ops.lib.sglang.layers import Recipe, keep_no_layers, set_layers_to_capture
+from ops.lib.sglang.layers import keep_no_layers, set_layers_to_capture
 from ops.lib.sglang.process import MAX_REQUESTS, NO_PORT, enter, leave, make_server_args
 from ops.lib.sglang.requests import VisionTokens, make_request
 from ops.lib.sglang.version import require_sglang
@@ -141,7 +141,6 @@ class SglangRuntime:
         layer_ids: Sequence[int],
         *,
         final_hidden: bool = False,
-        recipe: Recipe = "dflash",
     ) -> list[tuple[Tensor, Tensor | None]]:
         """Features [S, F] and, on request, the states after the final norm [S, M] of each sample, on the CPU.
 
@@ -149,7 +148,7 @@ class SglangRuntime:
         earlier call is reused, so the result depends only on the samples of this call. Raises DataError for a sample
         longer than the pool or the context.
         """
-        set_layers_to_capture(self.model, layer_ids, self.num_layers, recipe)
+        set_layers_to_capture(self.model, layer_ids, self.num_layers)
         mm_schedule.embedding_cache.clear()
         states: list[tuple[Tensor, Tensor | None]] = []
         for group in self._passes(samples):

@@ -23,10 +23,17 @@ from ops.lib.vision.processor_files import served_pixels
 
 LAUNCHER = "sglang.launch_server"
 PATCHED_LAUNCHER = "ops.lib.sglang.launch_server"
-# By version: the targets that lack what DFLASH needs; see `patch_setter` in adapter.py.
+# By version: the targets that lack what DFLASH needs; see `patch_setter` in adapter.py. A command is written where no
+# SGLang is installed as well, so these stand here; a test reads the same from the installed version.
+_LACKING = frozenset(
+    {
+        *("qwen3_vl", "qwen2_5_vl", "qwen2", "qwen2_moe", "gemma3", "gemma3_text", "shieldgemma2", "llama4"),
+        *("glm4_moe", "apertus", "longcat_flash", "minimax_m2"),
+    }
+)
 PATCHED_TYPES: Mapping[str, frozenset[str]] = {
-    "0.5.21": frozenset({"qwen3_vl", "qwen2_5_vl", "qwen3_5_text", "qwen3_5_moe_text"}),
-    "0.5.23": frozenset({"qwen3_vl", "qwen2_5_vl"}),
+    "0.5.21": _LACKING | {"qwen3_5_text", "qwen3_5_moe_text", "minimax_m3_vl"},
+    "0.5.23": _LACKING | {"exaone_moe"},
 }
 # Linear attention keeps a convolution state, which SGLang stores in bfloat16 whatever the dtype of the model.
 CONVOLUTION_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})

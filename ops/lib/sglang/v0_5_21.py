@@ -12,7 +12,8 @@ from sglang.srt.managers.tokenizer_manager import determine_tensor_transport_mod
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.model_runner import ModelRunner
 
-from ops.lib.sglang.layers import SETTER, add_missing_setter
+from ops.lib.sglang.layers import add_missing_setter
+from ops.lib.sglang.model_classes import SETTER
 
 
 class NoPrefixes(SimpleNamespace):

@@ -379,8 +379,9 @@ def _resolved(directory: Path, config: Mapping[str, Any], trust: bool) -> dict[s
     """The content of a config.json with the fields of LEFT_OUT and the rope that transformers' class gives it."""
     text = _loaded(directory, AutoConfig.from_pretrained, trust_remote_code=trust).get_text_config()
     written = text_part(config)
-    values = {name: getattr(text, name, None) for name in LEFT_OUT}
-    added = {name: value for name, value in values.items() if isinstance(value, (int, float)) and name not in written}
+    # A class of layers of several sizes refuses to name one, where the file has it.
+    values = {name: getattr(text, name, None) for name in LEFT_OUT if name not in written}
+    added = {name: value for name, value in values.items() if isinstance(value, (int, float))}
     rope = getattr(text, "rope_parameters", None)
     if rope and not written.keys() & {"rope_parameters", "rope_theta"}:
         added["rope_parameters"] = rope

@@ -582,8 +582,6 @@ IRREGULAR = ["full_attention", *["linear_attention"] * 7]
 MROPE = {"text_config": {**TEXT, **EXPERTS, "rope_parameters": ROTATED, "layer_types": IRREGULAR}}
 OF_QWEN25 = {**VISION, "patch_size": 8, "intermediate_size": 64}
 UNCAPTURED: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
-    ("a family", {**TEXT, "model_type": "qwen3_5_text"}, (),
-     "the sglang backend captures qwen3, qwen3_moe, qwen2_5_vl"),
     ("ranks", TEXT, ("capture.tp_degree=2", 'capture.launch={ kind = "ranks", nproc = 2, device = "cpu" }',
                      "target.checkpoint=target"), ""),
     ("three ranks", TEXT, ("capture.tp_degree=3", 'capture.launch={ kind = "ranks", nproc = 3, device = "cpu" }'),

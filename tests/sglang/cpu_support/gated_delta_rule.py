@@ -1,4 +1,6 @@
-"""Qwen3.5's linear attention in plain torch: what SGLang computes with triton kernels, token by token.
+"""Linear attention of Qwen3.5 and Qwen3-Next in plain torch: what SGLang computes with triton kernels, token by token.
+
+LFM2 takes the convolution alone, without an activation.
 
 The layer is a gated delta rule (arXiv 2412.06464): queries, keys and values pass a short causal convolution; then every
 value head keeps a matrix S [V, K], which forgets by a factor, and in which the value stored under the key is replaced:
@@ -35,6 +37,17 @@ def split_projections(
     return qkv.contiguous(), z.reshape(-1, value_heads, value_size), b.contiguous(), a.contiguous()
 
 
+def split_interleaved_projections(
+    qkvz: Tensor, ba: Tensor, key_heads: int, value_heads: int, key_size: int, value_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Qwen3-Next's: the same of [T, H (q | k | v | z)] and [T, H (b | a)], a group of each key head after the other."""
+    values = value_heads // key_heads
+    parts = qkvz.view(len(qkvz), key_heads, -1).split([key_size, key_size, *[values * value_size] * 2], dim=-1)
+    q, k, v, z = (part.flatten(1) for part in parts)
+    b, a = (part.flatten(1) for part in ba.view(len(ba), key_heads, -1).split(values, dim=-1))
+    return torch.cat([q, k, v], dim=-1), z.view(-1, value_heads, value_size), b, a
+
+
 def gates(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
     """g (a logarithm) and beta, float32 [1, T, G] each."""
     g = -A_log.float().exp() * functional.softplus(a.float() + dt_bias.float())
@@ -48,6 +61,13 @@ def gated_norm(x: Tensor, weight: Tensor, bias: None, z: Tensor, eps: float, **h
     _refuse(how != expected, f"{how}")
     normed = functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps)
     return (normed * functional.silu(z.reshape(x.shape).float())).to(x.dtype)
+
+
+def rms_norm_gated(x: Tensor, g: Tensor, weight: Tensor, bias: None, activation: str, eps: float, **how: Any) -> Tensor:
+    """Qwen3-Next's: RMS norm of x [T * G, V], times silu(g)."""
+    _refuse(bias is not None or activation not in ("silu", "swish") or any(how.values()), f"{activation}, {how}")
+    normed = functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps)
+    return (normed * functional.silu(g.reshape(x.shape).float())).to(x.dtype)
 
 
 def sigmoid_times(x: Tensor, gate: Tensor, inplace: bool = False) -> Tensor:
@@ -65,9 +85,11 @@ def convolve_sequences(
     seq_lens_cpu: Sequence[int],
     cache_indices: Tensor,
     has_initial_state: Tensor,
-    activation: str,
+    activation: str | None,
+    pad_slot_id: int = NO_SLOT,
 ) -> Tensor:
     """The convolution of whole sequences [C, T], side by side; the slots [P, C, W - 1] keep the last inputs of each."""
+    _refuse(pad_slot_id != NO_SLOT, "another mark of empty rows")
     out = torch.empty_like(x)
     for row, (slot, part) in _requests(cache_indices, query_start_loc):
         history = conv_states[slot].to(x.dtype) if has_initial_state[row] else x.new_zeros(conv_states[slot].shape)
@@ -85,13 +107,14 @@ def convolve_steps(
     conv_state_indices: Tensor | None = None,
     intermediate_conv_window: Tensor | None = None,
     intermediate_state_indices: Tensor | None = None,
+    pad_slot_id: int = NO_SLOT,
     **tree: Any,
 ) -> Tensor:
     """The convolution of the next token [N, C], or of the next D [N, C, D], of every request.
 
     intermediate_conv_window [P, D, C, W - 1] gets what the slot would hold after each of them.
     """
-    _refuse(any(value is not None for value in tree.values()), "a tree of drafts")
+    _refuse(any(value is not None for value in tree.values()) or pad_slot_id != NO_SLOT, "a tree of drafts")
     steps = x[..., None] if x.ndim == 2 else x
     out = torch.empty_like(steps)
     for row, slot in enumerate(conv_state_indices.tolist()):
@@ -246,13 +269,13 @@ def _convolve(
     x_CT: Tensor, history: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None
 ) -> tuple[Tensor, Tensor]:
     """The causal convolution of each channel after a history [C, W - 1], and the histories after each token."""
-    _refuse(activation not in ("silu", "swish"), f"the activation {activation}")
+    _refuse(activation not in (None, "silu", "swish"), f"the activation {activation}")
     width = weight.shape[1]
     inputs = torch.cat([history, x_CT], dim=1)
     out = (inputs.unfold(1, width, 1) * weight[:, None]).sum(dim=-1)
     if bias is not None:
         out = out + bias[:, None]
-    return functional.silu(out), inputs.unfold(1, width - 1, 1)[:, 1:].transpose(0, 1)
+    return functional.silu(out) if activation else out, inputs.unfold(1, width - 1, 1)[:, 1:].transpose(0, 1)
 
 
 def _requests(slots: Tensor, starts: Tensor) -> Iterator[tuple[int, tuple[int, slice]]]:

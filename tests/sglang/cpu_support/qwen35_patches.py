@@ -1,4 +1,4 @@
-"""What Qwen3.5 needs: its linear-attention layers call triton kernels, and plain torch stands in for them.
+"""What Qwen3.5 and Qwen3-Next need: their linear attention calls triton kernels, and plain torch stands in for them.
 
 Each hook replaces functions of a module before anything imports them from it; gated_delta_rule says what they compute.
 Two of the modules lie in `fla` in SGLang 0.5.21, and in `linear` in 0.5.23.
@@ -18,6 +18,7 @@ def projections(module: ModuleType) -> None:
     import gated_delta_rule
 
     module.fused_qkvzba_split_reshape_cat_contiguous = gated_delta_rule.split_projections
+    module.fused_qkvzba_split_reshape_cat = gated_delta_rule.split_interleaved_projections
 
 
 @after_import(f"{KERNELS}.mamba.causal_conv1d_triton")
@@ -63,6 +64,14 @@ def output_norm(module: ModuleType) -> None:
     import gated_delta_rule
 
     module.layernorm_fn = gated_delta_rule.gated_norm
+
+
+@after_import(f"{KERNELS}.attention.fla.fused_norm_gate")
+@after_import(f"{KERNELS}.attention.linear.fused_norm_gate")
+def output_norm_of_qwen3_next(module: ModuleType) -> None:
+    import gated_delta_rule
+
+    module.rms_norm_gated = gated_delta_rule.rms_norm_gated
 
 
 @after_import(f"{KERNELS}.elementwise.elementwise")

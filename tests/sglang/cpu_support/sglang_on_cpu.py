@@ -9,6 +9,7 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
+import attention_patches
 import dflash_patches
 import import_hooks
 import moe_patches
@@ -16,7 +17,7 @@ import platform_patches
 import qwen35_patches
 
 FOLDER = Path(__file__).resolve().parent
-PATCHES = (platform_patches, dflash_patches, qwen35_patches, moe_patches)
+PATCHES = (platform_patches, attention_patches, dflash_patches, qwen35_patches, moe_patches)
 
 
 def install(environment: MutableMapping[str, str]) -> None:

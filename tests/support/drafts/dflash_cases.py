@@ -71,14 +71,17 @@ def make_case(
     scale: float = 1,
     processor: dict[str, Any] | None = None,
     also: Callable[[Path], Sequence[TokenSample]] = lambda _checkpoint: (),
+    make: Callable[..., Path] = make_checkpoint,
+    noise: float = NOISE,
     **sizes: Any,
 ) -> Case:
     """Make a target of a family, the prompts that it answers, and its drafts.
 
     scale: of the pictures. processor: fields of preprocessor_config.json. also: further prompts for this checkpoint,
-    whose answers the drafts learn too. sizes: fields of the model's config.
+    whose answers the drafts learn too. make: writes the checkpoint of a family. noise: the
+    first that is tried. sizes: fields of the model's config.
     """
-    checkpoint = make_checkpoint(family, folder / "checkpoint", **sizes)
+    checkpoint = make(family, folder / "checkpoint", **sizes)
     if processor:
         file = checkpoint / "preprocessor_config.json"
         write_json(file, read_json(file) | processor)
@@ -104,7 +107,7 @@ def make_case(
     )
     drafts = {
         "trained": trained,
-        "noisy": blurred(trained, folder, loaded, prompts),
+        "noisy": blurred(trained, folder, loaded, prompts, noise),
         "random": by_chance(trained, folder / "random"),
     }
     return Case(target, loaded, tokens, prompts, plain, drafts)
@@ -119,9 +122,9 @@ def _ending_early(target: TargetModel, prompts: list[TokenSample]) -> Target:
     return Target.load(target)
 
 
-def blurred(draft: Draft, folder: Path, target: Target, prompts: Sequence[TokenSample]) -> Draft:
+def blurred(draft: Draft, folder: Path, target: Target, prompts: Sequence[TokenSample], noise: float = NOISE) -> Draft:
     """The draft with so much noise that it is neither good nor bad; how much that is hangs on how training rounded."""
-    least, most, noise = 0.0, 2 * NOISE, NOISE
+    least, most = 0.0, 2 * noise
     for _ in range(6):
         found = noisy(draft, folder / f"noisy-{noise:g}", noise)
         model = load_draft(found.path)
@@ -131,7 +134,7 @@ def blurred(draft: Draft, folder: Path, target: Target, prompts: Sequence[TokenS
             return found
         least, most = (noise, most) if tau > BLURRED[1] else (least, noise)
         noise = (least + most) / 2
-    raise AssertionError(f"no noise up to {2 * NOISE} gives a tau within {BLURRED}; the last one gave {tau:.2f}")
+    raise AssertionError(f"no noise up to {noise} gives a tau within {BLURRED}; the last one gave {tau:.2f}")
 
 
 def noisy(draft: Draft, folder: Path, noise: float) -> Draft:

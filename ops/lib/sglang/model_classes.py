@@ -1,0 +1,180 @@
+"""What SGLang's model classes keep of their layers, read from their source: importing them would load torch and CUDA.
+
+A class keeps the inputs of layers by a method for DFLASH, or by one for EAGLE-3 that dflow can use in its place. The
+installed version decides, so no list of architectures is kept here.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import frozen
+
+from ops.lib.sglang.version import installed_version
+
+SETTER, EAGLE_SETTER = "set_dflash_layers_to_capture", "set_eagle3_layers_to_capture"
+Way = Literal["hook", "patch", "none"]
+PACKAGE = "sglang.srt.models"
+
+
+@frozen
+class ModelClass:
+    """The class with which the installed SGLang loads a target, and how it keeps the inputs of its layers.
+
+    name: "" where SGLang has no class of its own for the target. way: "hook" by its own method for DFLASH, "patch" by a
+    method that dflow adds, "none" not at all.
+    """
+
+    name: str
+    way: Way
+
+    @property
+    def sentence(self) -> str:
+        """A sentence on whether the installed SGLang serves a draft for this target."""
+        engine = f"SGLang {installed_version()}"
+        if not self.name:
+            return f"{engine} has no model class of its own for it, and serves no draft for it"
+        return {
+            "hook": f"{engine} captures and serves it as its {self.name}, by its own hook",
+            "patch": f"{engine} captures and serves it as its {self.name}, by a method that dflow adds",
+            "none": f"{engine} keeps no hidden states of layers in its {self.name}, so it serves no draft for it",
+        }[self.way]
+
+
+def served_class(config: Mapping[str, Any]) -> ModelClass | None:
+    """The class for a checkpoint's config.json; None without SGLang.
+
+    Of `architectures`, SGLang takes the first that it has a class for.
+    """
+    folder = models_folder()
+    if folder is None:
+        return None
+    for architecture in config.get("architectures") or ():
+        file = _registered(folder).get(architecture)
+        if file is not None:
+            found = _Class.of(file, architecture)
+            return ModelClass(architecture, "none" if found is None else found.way())
+    return ModelClass("", "none")
+
+
+def models_folder() -> Path | None:
+    """The folder of the installed SGLang's models, found without importing SGLang; None without it."""
+    found = importlib.util.find_spec("sglang")
+    for place in (found.submodule_search_locations if found else None) or ():
+        folder = Path(place).joinpath(*PACKAGE.split(".")[1:])
+        if folder.is_dir():
+            return folder
+    return None
+
+
+def architectures(folder: Path) -> list[str]:
+    """All architectures that the models in the folder are registered for."""
+    return sorted(_registered(folder))
+
+
+@cache
+def _registered(folder: Path) -> Mapping[str, Path]:
+    """Architecture -> the file that registers a class of this name, by its EntryClass."""
+    found: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.py")):
+        entry = re.search(rb"^EntryClass\s*=\s*(\[[^\]]*\]|\w+)", file.read_bytes(), re.MULTILINE)
+        if entry:
+            found |= {name.decode(): file for name in re.findall(rb"\w+", entry[1])}
+    return found
+
+
+@frozen
+class _Class:
+    """A class definition in a file of SGLang's models."""
+
+    file: Path
+    node: ast.ClassDef
+
+    @classmethod
+    def of(cls, file: Path, name: str) -> _Class | None:
+        """The class of this name in a file, or in the file of SGLang's models that it is imported from."""
+        for node in _statements(file):
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                return cls(file, node)
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{PACKAGE}."):
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        return cls.of(file.with_name(f"{str(node.module).rpartition('.')[2]}.py"), alias.name)
+        return None
+
+    def lineage(self) -> Iterator[_Class]:
+        """The class, and those of SGLang's models that it inherits from, in the order of look-up."""
+        yield self
+        for base in self.node.bases:
+            if isinstance(base, ast.Name) and (found := _Class.of(self.file, base.id)):
+                yield from found.lineage()
+
+    def method(self, name: str) -> ast.FunctionDef | None:
+        """The method of this name; of two in a class the last one, as in Python."""
+        for each in self.lineage():
+            own = [node for node in each.node.body if isinstance(node, ast.FunctionDef) and node.name == name]
+            if own:
+                return own[-1]
+        return None
+
+    def way(self) -> Way:
+        setter = self.method(SETTER)
+        if setter is not None and all(part is None or part.method(SETTER) for part in self._asked(setter)):
+            return "hook"
+        return "patch" if setter is not None or self.method(EAGLE_SETTER) is not None else "none"
+
+    def _asked(self, setter: ast.FunctionDef) -> Iterator[_Class | None]:
+        """The classes of the attributes whose method of the same name the setter calls; None for one not found."""
+        for node in ast.walk(setter):
+            if isinstance(node, ast.Call) and (
+                match := re.fullmatch(rf"self\.(\w+)\.{SETTER}", ast.unparse(node.func))
+            ):
+                yield self._attribute(match[1])
+
+    def _attribute(self, name: str) -> _Class | None:
+        """The class of self.NAME, as the first `__init__` of the lineage makes it that does: a class by its name, or by
+        that of an argument, whose default is the first one of the lineage.
+        """
+        defaults: dict[str, tuple[Path, str]] = {}
+        for each in self.lineage():
+            for init in each.node.body:
+                if not (isinstance(init, ast.FunctionDef) and init.name == "__init__"):
+                    continue
+                for argument, value in _defaults(init):
+                    defaults.setdefault(argument, (each.file, value))
+                made = _made(init, name)
+                if made is not None:
+                    return _Class.of(*defaults.get(made, (each.file, made)))
+        return None
+
+
+def _defaults(init: ast.FunctionDef) -> Iterator[tuple[str, str]]:
+    """The arguments whose default is a name, with that name."""
+    given = init.args.defaults
+    for argument, value in zip(init.args.args[len(init.args.args) - len(given) :], given, strict=True):
+        if isinstance(value, ast.Name):
+            yield argument.arg, value.id
+
+
+def _made(init: ast.FunctionDef, attribute: str) -> str | None:
+    """The name of what `__init__` calls for self.ATTRIBUTE; None if it sets none by a call."""
+    for node in ast.walk(init):
+        if (
+            isinstance(node, ast.Assign)
+            and ast.unparse(node.targets[0]) == f"self.{attribute}"
+            and isinstance(node.value, ast.Call)
+            and isinstance(node.value.func, ast.Name)
+        ):
+            return node.value.func.id
+    return None
+
+
+@cache
+def _statements(file: Path) -> Sequence[ast.stmt]:
+    return ast.parse(file.read_bytes()).body if file.is_file() else ()

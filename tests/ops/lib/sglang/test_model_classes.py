@@ -1,0 +1,156 @@
+"""What is read of the installed SGLang's model classes, here from sources of every form that they have.
+
+`tests/sglang/test_sglang_other_targets.py` compares the reading with the classes of a real SGLang.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from dsl.errors import DataError
+from dsl.op import Ref
+from ops.capture_targets.op import CaptureTargets
+from ops.capture_targets.sglang_targets import capture_note, check_config
+from ops.check_export.conflicts import conflicts
+from ops.check_export.op import CheckExport
+from ops.check_export.run import engine_sentence
+from ops.lib.forecasts import TargetStated
+from ops.lib.sglang import model_classes
+from ops.lib.sglang.model_classes import served_class
+
+SOURCES = {
+    "llama": """
+class LlamaForCausalLM(nn.Module):
+    def set_dflash_layers_to_capture(self, layer_ids):
+        self.model.layers_to_capture = [k + 1 for k in layer_ids]
+class Phi3ForCausalLM(LlamaForCausalLM):
+    pass
+EntryClass = [
+    LlamaForCausalLM,
+    Phi3ForCausalLM,
+]
+""",
+    "mistral": """
+from sglang.srt.models.llama import LlamaForCausalLM as Base
+class MistralForCausalLM(Base):
+    pass
+EntryClass = MistralForCausalLM
+""",
+    "qwen2": """
+class Qwen2ForCausalLM(nn.Module):
+    def set_eagle3_layers_to_capture(self, layer_ids=None): ...
+EntryClass = Qwen2ForCausalLM
+""",
+    "qwen3_vl": """
+class Plain(nn.Module): ...
+class Qwen3VLForConditionalGeneration(nn.Module):
+    def __init__(self, config, quant_config=None, language_model_cls=Plain):
+        if config.encoder_only:
+            self.model = None
+        else:
+            self.model = language_model_cls(config=config)
+    def set_dflash_layers_to_capture(self, layer_ids):
+        self.model.set_dflash_layers_to_capture([k + 1 for k in layer_ids])
+EntryClass = Qwen3VLForConditionalGeneration
+""",
+    "qwen3_5": """
+from sglang.srt.models.qwen3_vl import Qwen3VLForConditionalGeneration
+class Keeping(nn.Module):
+    def set_dflash_layers_to_capture(self, layers): ...
+class Qwen3_5ForConditionalGeneration(Qwen3VLForConditionalGeneration):
+    def __init__(self, config, quant_config=None, language_model_cls=Keeping):
+        super().__init__(config, quant_config, language_model_cls)
+EntryClass = [Qwen3_5ForConditionalGeneration]
+""",
+    "olmo2": """
+class Olmo2ForCausalLM(nn.Module): ...
+EntryClass = Olmo2ForCausalLM
+""",
+    "no_entry": "class LostForCausalLM(nn.Module): ...",
+}
+OPTIONS = CaptureTargets(tokens=Ref("tokens"), target=Ref("target"), backend="sglang")
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "architectures": ["LlamaForCausalLM"],
+}
+
+
+@pytest.fixture
+def sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package with these sources, which fails if it is imported."""
+    folder = tmp_path / "engine" / "sglang"
+    (folder / "srt" / "models").mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise AssertionError('imported')\n")
+    for name, source in SOURCES.items():
+        (folder / "srt" / "models" / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path / "engine"))
+    monkeypatch.setattr(model_classes, "installed_version", lambda: "0.5.23")
+
+
+@pytest.mark.usefixtures("sglang")
+@pytest.mark.parametrize(
+    ("architectures", "name", "way"),
+    [
+        (["LlamaForCausalLM"], "LlamaForCausalLM", "hook"),
+        (["Phi3ForCausalLM"], "Phi3ForCausalLM", "hook"),
+        (["MistralForCausalLM"], "MistralForCausalLM", "hook"),
+        (["Qwen2ForCausalLM"], "Qwen2ForCausalLM", "patch"),
+        (["Qwen3VLForConditionalGeneration"], "Qwen3VLForConditionalGeneration", "patch"),
+        (["Qwen3_5ForConditionalGeneration"], "Qwen3_5ForConditionalGeneration", "hook"),
+        (["Olmo2ForCausalLM"], "Olmo2ForCausalLM", "none"),
+        (["LostForCausalLM"], "", "none"),
+        (["LostForCausalLM", "LlamaForCausalLM"], "LlamaForCausalLM", "hook"),
+        ([], "", "none"),
+    ],
+)
+def test_a_class_is_found_by_its_entry_and_its_methods_by_their_lineage(architectures, name, way):
+    found = served_class({"architectures": architectures})
+    assert found is not None
+    assert (name, way) == (found.name, found.way)
+    assert "sglang" not in sys.modules
+
+
+@pytest.mark.usefixtures("sglang")
+def test_a_plan_says_how_a_target_is_captured_and_refuses_one_that_is_not():
+    check_config(LLAMA, OPTIONS)
+    assert "SGLang 0.5.23 captures and serves it as its LlamaForCausalLM, by its own hook" == capture_note(LLAMA)
+    patched = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+    assert "by a method that dflow adds" in str(capture_note(patched))
+    uncompared = str(capture_note(LLAMA | {"model_type": "iquestcoder"}))
+    assert "not compared with transformers yet: dflow doctor FILE --backends compares them" in uncompared
+    with pytest.raises(
+        DataError,
+        match=r"^the target is a olmo2: SGLang 0.5.23 keeps no hidden states of layers in its Olmo2ForCausalLM, so it "
+        r'serves no draft for it: use backend = "huggingface"$',
+    ):
+        check_config(LLAMA | {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}, OPTIONS)
+    with pytest.raises(DataError, match=r'a llama with a vision tower: use backend = "huggingface"'):
+        check_config(LLAMA | {"vision_config": {"depth": 2}}, OPTIONS)
+
+
+@pytest.mark.usefixtures("sglang")
+def test_the_gate_says_which_class_serves_the_target_and_a_plan_refuses_to_require_one_that_does_not():
+    gate = CheckExport(draft=Ref("a"), target=Ref("b"), tokens=Ref("c"), report=Ref("d"))
+    olmo = LLAMA | {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+    assert "captures and serves it as its LlamaForCausalLM" in engine_sentence(gate, LLAMA)
+    assert "so it serves no draft for it" in engine_sentence(gate, olmo)
+    assert "was not checked" in engine_sentence(evolve(gate, live="off"), olmo)
+    target = TargetStated(config=olmo)
+    draft_only = {"draft": None, "report": None, "target": target, "tokens": None}
+    assert {} == conflicts(gate, draft_only)
+    (mistake,) = conflicts(evolve(gate, live="required"), draft_only).values()
+    assert mistake.startswith("the target is a olmo2: SGLang 0.5.23 keeps no hidden states of layers")
+    assert mistake.endswith('; "auto" skips the stage')
+
+
+def test_without_sglang_nothing_is_said_of_its_classes(monkeypatch):
+    monkeypatch.setattr(model_classes, "models_folder", lambda: None)
+    assert served_class(LLAMA) is None
+    assert capture_note(LLAMA) is None
+    check_config(LLAMA, OPTIONS)

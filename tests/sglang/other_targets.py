@@ -1,0 +1,119 @@
+"""Tiny targets beyond Qwen's families that SGLang loads on a CPU: a row of CASES each, with what it needs besides.
+
+Checkpoints that transformers saves lack fields that published ones have and SGLang reads: `published` writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from any_targets import MLA, any_checkpoint
+from attrs import field, frozen
+from safetensors.torch import load_file, save_file
+
+from ops.lib.data.files import read_json, write_json
+from ops.lib.target.model import complete_config
+
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+CONVOLUTIONS = {"layer_types": ["conv", "conv", "full_attention"] * 2}
+LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "shared_expert_intermediate_size": 40,
+}
+LOCAL = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "sliding_window": 8}
+PER_LAYER = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 400, "num_kv_shared_layers": 2}
+SAME_HEADS = {"head_dim": 16, "global_head_dim": 16}
+
+
+@frozen(kw_only=True)
+class Case:
+    """fields: of the tiny config. published: of config.json besides. tolerance: of a token's states, relative to their
+    norm. slow: another case runs the same code of SGLang's. embedding: a factor of its weight; scaled rows that are
+    tied to the head would outweigh all layers, and every answer would repeat a token.
+    """
+
+    fields: Mapping[str, Any] = field(factory=dict)
+    published: Mapping[str, Any] = field(factory=dict)
+    tolerance: float = 1e-5
+    embedding: float = 1.0
+    slow: bool = False
+
+
+CASES: dict[str, Case] = {
+    "llama": Case(),
+    "mistral": Case(slow=True),
+    "ministral3": Case(slow=True),
+    "phi3": Case(slow=True),
+    "qwen2": Case(),
+    "qwen2_moe": Case(fields={**EXPERTS, "shared_expert_intermediate_size": 40}, slow=True),
+    # SGLang keeps its sinks in bfloat16, so the test rounds the checkpoint's.
+    "gpt_oss": Case(),
+    "gemma3_text": Case(embedding=0.1),
+    "gemma4_text": Case(
+        embedding=0.1,
+        fields={**SAME_HEADS, **LOCAL, **PER_LAYER},
+        published={"swa_head_dim": 16, "swa_v_head_dim": 16, "v_head_dim": 16, "swa_num_key_value_heads": 2},
+    ),
+    "deepseek_v2": Case(
+        fields={**MLA, **ROUTED, "topk_method": "group_limited_greedy"},
+        published={"moe_layer_freq": 1, "scoring_func": "softmax", "topk_method": "group_limited_greedy"},
+        slow=True,
+    ),
+    "deepseek_v3": Case(
+        fields={"rope_parameters": YARN},
+        published={"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+    ),
+    "glm4_moe": Case(fields={"head_dim": 16, **ROUTED}),
+    "glm4_moe_lite": Case(fields={**MLA, **ROUTED}, tolerance=1e-4),
+    "lfm2": Case(fields=CONVOLUTIONS),
+    "lfm2_moe": Case(fields={**EXPERTS, "num_dense_layers": 1, **CONVOLUTIONS}, slow=True),
+    "qwen3_next": Case(
+        fields={**EXPERTS, **LINEAR, "head_dim": 16, "num_hidden_layers": 8},
+        published={"full_attention_interval": 4},
+        tolerance=2.5e-4,
+    ),
+    # SGLang keeps the two numbers of its activation in bfloat16.
+    "apertus": Case(tolerance=3e-3, slow=True),
+}
+IN_BFLOAT16 = (".sinks",)  # ends of names of what SGLang rounds, and the checkpoint has in float32
+
+
+def other_checkpoint(kind: str, folder: Path, **fields: Any) -> Path:
+    """The tiny checkpoint of a row of CASES, as `load_target` would complete it."""
+    case = CASES[kind]
+    checkpoint = any_checkpoint(kind, folder, **{**case.fields, **fields})
+    config = checkpoint / "config.json"
+    write_json(config, read_json(config) | dict(case.published))
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    for name, weight in tensors.items():
+        if name.endswith(IN_BFLOAT16):
+            tensors[name] = weight.bfloat16().to(weight.dtype)
+        if "embed_tokens" in name:
+            weight *= case.embedding
+    save_file(tensors, file, metadata={"format": "pt"})
+    complete_config(checkpoint)
+    return checkpoint

@@ -1,0 +1,113 @@
+"""Drafts of targets beyond Qwen in SGLang's own DFLASH worker, and the gate: answers, accepted lengths, differences."""
+
+from __future__ import annotations
+
+import attrs
+import pytest
+from dflash_cases import LAYERS, NEW_TOKENS, NOISE, Case, changed, make_case
+from fake_stage import FakeStage
+from other_targets import CASES, other_checkpoint
+from sglang.srt.models.gemma3_causal import Gemma3ForCausalLM
+
+from dsl.finding import block
+from dsl.op import Ref
+from ops.artifacts import Draft, Report
+from ops.check_export.live import check_live
+from ops.check_export.op import CheckExport
+from ops.check_export.run import serve
+from ops.check_export.served_prompts import Prompt
+from ops.evaluate.statistics import acceptance_length
+from ops.lib.data.files import read_json, write_json
+from ops.lib.drafts.backbone.contract import embedding_warnings
+from ops.lib.sglang.model_classes import EAGLE_SETTER, SETTER
+
+SERVED = ("llama", "gemma3_text")
+REFS = {name: Ref(name) for name in ("draft", "target", "tokens", "report")}
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory):
+    """By model type, a tiny target with drafts of three qualities; each is made once."""
+    made: dict[str, Case] = {}
+
+    def case(kind: str) -> Case:
+        noise = 0.4 if kind.startswith("gemma") else NOISE
+        if kind not in made:
+            made[kind] = make_case(
+                kind, tmp_path_factory.mktemp(kind), images=False, make=other_checkpoint, noise=noise
+            )
+        return made[kind]
+
+    return case
+
+
+@pytest.fixture
+def live(tmp_path):
+    """The live stage with a draft, beside dflow's own decoding with it."""
+
+    def run(case: Case, draft: Draft):
+        (tmp_path / "report").mkdir(exist_ok=True)
+        write_json(tmp_path / "report" / "report.json", {"dtype": "float32", "tie_margin": 1e-3})
+        expected = case.reference(draft.path)
+        prompts = [
+            Prompt(prompt, plain.tokens, answer.accepted, NEW_TOKENS)
+            for prompt, plain, answer in zip(case.prompts, case.plain, expected, strict=True)
+        ]
+        inputs = {"target": case.target, "draft": draft, "report": Report(tmp_path / "report", "report")}
+        stage = FakeStage(tmp_path / "stage", inputs)
+        result = check_live(draft.path, case.checkpoint, prompts, CheckExport(**REFS), stage)
+        print(f"{acceptance_length(expected, 1, 0).tau:.2f}, {result.details}, {len(result.mistakes)} mistakes")
+        return result
+
+    return run
+
+
+def told(result) -> str:
+    return "\n".join(map(block, result.mistakes))
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_accepted_lengths_of_every_step_are_those_of_evaluate(cases, live, kind, capsys):
+    case = cases(kind)
+    result = live(case, case.drafts["noisy"])
+    with capsys.disabled():
+        print(f"\n{kind}: {result.details}, forward {max(result.forward.values()):.1e}, ties {result.ties}", end="")
+    assert () == result.mistakes, told(result)
+    assert len(case.prompts) == len(result.answers)
+    assert result.details["feature_distance"] <= 10 * CASES[kind].tolerance
+    assert max(result.forward.values()) < 1e-5
+
+
+def test_the_gate_names_features_without_their_residual(cases, live, monkeypatch):
+    """Gemma 3 as SGLang itself would serve it, if it took EAGLE-3's method for DFLASH's."""
+    case = cases("gemma3_text")
+    monkeypatch.setattr(Gemma3ForCausalLM, SETTER, getattr(Gemma3ForCausalLM, EAGLE_SETTER), raising=False)
+    said = told(live(case, case.drafts["noisy"]))
+    for layer_id in LAYERS:
+        assert f"the draft gets states for layer {layer_id} that differ by" in said
+
+
+def test_the_gate_names_an_embedding_that_sglang_scales_and_the_training_did_not(cases, live, tmp_path):
+    case = cases("gemma3_text")
+    plain = changed(case.drafts["noisy"], tmp_path / "plain", input_embedding_scale=1.0)
+    assert ["SGLang"] == list(
+        embedding_warnings(read_json(plain / "config.json"), read_json(case.checkpoint / "config.json"))
+    )
+    said = told(live(case, attrs.evolve(case.drafts["noisy"], path=plain)))
+    assert (
+        "features and positions are correct, but the draft was trained with rows of the target's embedding times 1"
+        in said
+    )
+    assert "SGLang would embed its tokens by rows times 8" in said
+
+
+def test_a_target_whose_class_keeps_no_states_skips_the_live_stage_by_name(cases, tmp_path):
+    case = cases("llama")
+    target = attrs.evolve(case.target, path=tmp_path / "target")
+    (tmp_path / "target" / "model").mkdir(parents=True)
+    config = read_json(case.checkpoint / "config.json") | {"architectures": ["Olmo2ForCausalLM"]}
+    write_json(tmp_path / "target" / "model" / "config.json", config)
+    stage = FakeStage(tmp_path / "stage", {"target": target, "draft": case.drafts["noisy"]})
+    served, skipped = serve(CheckExport(**REFS), stage, [])
+    assert served is None
+    assert "keeps no hidden states of layers in its Olmo2ForCausalLM, so it serves no draft for it" in skipped
