@@ -38,7 +38,7 @@ def capture_note(config: Mapping[str, Any]) -> str | None:
         return None
     if config.get("model_type") in COMPARED:
         return found.sentence
-    return f"{found.sentence}; not compared with transformers yet: dflow doctor FILE --backends compares them"
+    return f"{found.sentence}; not compared with transformers yet; to compare them: dflow doctor FILE --backends"
 
 
 def check_class(config: Mapping[str, Any]) -> ModelClass | None:
