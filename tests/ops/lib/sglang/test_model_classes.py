@@ -123,7 +123,7 @@ def test_a_plan_says_how_a_target_is_captured_and_refuses_one_that_is_not():
     patched = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
     assert "by a method that dflow adds" in str(capture_note(patched))
     uncompared = str(capture_note(LLAMA | {"model_type": "iquestcoder"}))
-    assert "not compared with transformers yet: dflow doctor FILE --backends compares them" in uncompared
+    assert "not compared with transformers yet; to compare them: dflow doctor FILE --backends" in uncompared
     with pytest.raises(
         DataError,
         match=r"^the target is a olmo2: SGLang 0.5.23 keeps no hidden states of layers in its Olmo2ForCausalLM, so it "
