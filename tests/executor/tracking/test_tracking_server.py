@@ -153,7 +153,7 @@ def test_a_run_goes_on_without_its_server_which_gets_all_once_it_is_there_again(
     assert lacks(record_of(toy))
     server.start()
     result = toy.dflow("sync")
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, f"run {run}: loading MLflow, and asking it what it holds\n")
     assert re.fullmatch(rf"run {run}: sent \d+ points, \d+ files; MLflow holds all of it \(run \w+\)\n", result.stdout)
     is_whole(client, toy, child)
     tags_and_notes_of_the_file_are_those_of_the_parent(client, toy)
