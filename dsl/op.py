@@ -70,6 +70,7 @@ def field(
     pinned_by: str = "",
     validator: Any = None,
     schema: Mapping[str, Any] = NOTHING_MORE,
+    keyed_default: bool = True,
 ) -> Any:
     """A config field of an op.
 
@@ -79,6 +80,7 @@ def field(
     "builtin" and "builtin:..." name no path. model_id: where no such path exists, "owner/name" is a model id;
     pinned_by names the config field that then has to hold a commit, 40 hex digits: the key sees the id and the commit,
     and would not see what a branch holds tomorrow.
+    keyed_default: False for a field that came later, whose default keeps the keys from before it.
     schema: what the JSON schema asks of the value beside its type, the bounds of attrs' own validators, and what
     dsl/convert.py lets a value ask of other fields.
     """
@@ -89,6 +91,7 @@ def field(
         "model_id": model_id,
         "pinned_by": pinned_by,
         "schema": schema,
+        "keyed_default": keyed_default,
     }
     return attrs.field(default=default, validator=validator, metadata=metadata)
 
@@ -147,6 +150,7 @@ class ConfigField(Member):
     pinned_by: str
     validator: Any
     schema: Mapping[str, Any]
+    keyed_default: bool
     fields: Mapping[str, ConfigField]
 
     @property
@@ -329,6 +333,7 @@ def _config_field(attribute: Any, annotation: Any) -> ConfigField:
         pinned_by=attribute.metadata.get("pinned_by", ""),
         validator=attribute.validator,
         schema=attribute.metadata.get("schema", NOTHING_MORE),
+        keyed_default=attribute.metadata.get("keyed_default", True),
         table=table,
         fields={} if table is None else config_fields(table),
     )

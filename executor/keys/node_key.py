@@ -202,7 +202,8 @@ def key_config(node: GraphNode) -> dict[str, object]:
     """The config as it enters the key: tables with their defaults, but no neutral fields, edges or external paths.
 
     Edges and external paths enter the key by the digest of their content. An external field that names something built
-    in, or a model id, enters by that name. A list of paths leaves its length.
+    in, or a model id, enters by that name. A list of paths leaves its length. A default enters unless its field says
+    that it came later.
     """
     return _keyed(node.op.fields, node.config)
 
@@ -212,6 +213,8 @@ def _keyed(fields: Mapping[str, ConfigField], config: object) -> dict[str, objec
     for field in fields.values():
         value = getattr(config, field.name)
         if field.neutral or (field.external and is_path(value)):
+            continue
+        if not field.keyed_default and value == field.made_default:
             continue
         if field.external and isinstance(value, tuple):
             value = tuple(None if is_path(member) else member for member in value)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from typing import Any
+
+from attrs import frozen, validators
 
 from dsl.op import field, op
 from ops.artifacts import TargetModel
+from ops.lib.vision.template_kinds import read_day
+
+
+def _is_day(_config: object, attribute: Any, value: str) -> None:
+    try:
+        read_day(value)
+    except ValueError as error:
+        raise ValueError(f"{attribute.name} {error}") from None
 
 
 @op(
@@ -32,6 +42,13 @@ class LoadTarget:
         external=True,
         help="a file with a chat template (jinja), which takes the place of the checkpoint's in all later nodes and in "
         "serving",
+    )
+    template_date: str | None = field(
+        default=None,
+        keyed_default=False,
+        validator=validators.optional(_is_day),
+        help='a day ("2026-01-31") that the chat template writes in the place of today\'s, in all later nodes and in '
+        "serving; default: 2024-07-26 in all later nodes, and today's in serving",
     )
     embed_key: str | None = field(
         default=None, help="name of the embedding's tensor in the checkpoint's files; default: detected"

@@ -10,7 +10,13 @@ from dsl.errors import DataError, NotKnown
 from dsl.estimate import Estimate, PlanContext
 from dsl.shown import shown_bytes
 from ops.lib.forecasts import TargetForecast, read_config, read_target_config
-from ops.lib.target.checkpoint_check import chat_template_mistakes, ends_mistakes, loading_mistakes
+from ops.lib.target.checkpoint_check import (
+    chat_template_mistakes,
+    date_mistakes,
+    ends_mistakes,
+    loading_mistakes,
+    template_notes,
+)
 from ops.lib.target.checkpoint_files import WEIGHTS
 from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
@@ -31,7 +37,7 @@ def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
     target = TargetForecast.of(found, directory, **_ids(config), identity=context.identity)
     if directory.is_dir():
         size = sum(file.stat().st_size for pattern in WEIGHTS for file in directory.glob(pattern))
-        return Estimate(disk={"checkpoint": size}, forecast=target, notes=_mask_notes(config))
+        return Estimate(disk={"checkpoint": size}, forecast=target, notes=_notes(config))
     size = (target.sizes.parameters + target.sizes.mtp) * ITEM_SIZES[dtype_of(target.config)]
     bound = "at most " if method_of(target.config) else ""  # what is quantised is known by the files only
     note = f"the download needs another {bound}{shown_bytes(size)} in Hugging Face's cache ({hub_cache()})"
@@ -57,11 +63,13 @@ def _ids(config: LoadTarget) -> dict[str, Any]:
     }
 
 
-def _mask_notes(config: LoadTarget) -> tuple[str, ...]:
-    if config.mask_token_id is None or loading_mistakes(config.checkpoint, config.trust_remote_code):
+def _notes(config: LoadTarget) -> tuple[str, ...]:
+    if loading_mistakes(config.checkpoint, config.trust_remote_code):
         return ()
-    warning = mask_warning(Path(config.checkpoint), config.mask_token_id)
-    return () if warning is None else (warning,)
+    given = config.mask_token_id
+    warning = None if given is None else mask_warning(Path(config.checkpoint), given)
+    of_template = template_notes(config.chat_template, config.checkpoint, config.template_date)
+    return of_template if warning is None else (warning, *of_template)
 
 
 def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, Any]:
@@ -115,4 +123,5 @@ def missing_here(config: LoadTarget) -> dict[str, str]:
         missing |= ends_mistakes(directory, config.embed_key, config.lm_head_key)
         if wrong := mask_mistakes(directory, config.mask_token_id):
             missing["mask_token_id"] = "\n".join(wrong)
+        missing |= date_mistakes(config.template_date, config.chat_template, config.checkpoint)
     return missing

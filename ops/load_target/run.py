@@ -22,6 +22,7 @@ from ops.lib.vision.chat_template import read_chat_template, replace_chat_templa
 from ops.lib.vision.family_config import is_qwen
 from ops.lib.vision.processor import load_processor
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR
+from ops.lib.vision.template_kinds import day_warning, read_day, thought_warning, with_day
 from ops.load_target.op import LoadTarget
 
 
@@ -31,6 +32,12 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     directory = find_checkpoint(config.checkpoint, config.revision, trust)
     chat_template = read_chat_template(config.chat_template)
     processor = load_processor(str(directory), trust_remote_code=trust, chat_template=chat_template)
+    template = processor.tokenizer.get_chat_template()
+    if config.template_date is not None:
+        chat_template = template = with_day(template, read_day(config.template_date), str(directory))
+    for warning in (day_warning([template]), thought_warning([template], processor.special_tokens)):
+        if warning:
+            stage.warn(warning)
     mask_token_id = processor.mask_token_id if config.mask_token_id is None else config.mask_token_id
     info = describe_target(  # before gigabytes are copied
         directory, mask_token_id, processor.eos_token_ids, config.embed_key, config.lm_head_key, trust

@@ -24,9 +24,11 @@ from ops.lib.target.fetch import find_processor
 from ops.lib.target.model import target_info
 from ops.lib.vision.chat_template import read_chat_template
 from ops.lib.vision.processor import load_processor
+from ops.lib.vision.template_kinds import day_warning, thought_warning
 from ops.regenerate_answers.conflicts import check_context
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.shards import Answer, Key
+from ops.tokenize_chat.channels import for_channels, without_channels
 from ops.tokenize_chat.encode import ChatEncoder, load_images, num_images, prompt_ids, prompt_sample
 from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages
 
@@ -58,7 +60,17 @@ class Prompts:
             chat_template=read_chat_template(config.chat_template),
         )
         check_context(config, Path(source))  # after the checks of what the directory links to
-        return cls(ChatEncoder(processor, config.enable_thinking), folder)
+        encoder = ChatEncoder(processor, config.enable_thinking)
+        encoder.last_only = encoder.template.has_channels  # such a template closes no earlier answer
+        return cls(encoder, folder)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the target's chat template does that its answers depend on, with advice."""
+        processor = self.encoder.processor
+        templates = [processor.tokenizer.get_chat_template()]
+        found = (day_warning(templates), thought_warning(templates, processor.special_tokens))
+        return [warning for warning in found if warning]
 
     def check_sees_images(self, sample_id: str) -> None:
         """Check that the target can see images. Raises DataError."""
@@ -91,10 +103,15 @@ class Prompts:
         return [read_packed(self.folder, reference) for reference in row["images"][: sum(map(num_images, messages))]]
 
     def text(self, tokens: list[int]) -> str:
-        """The text of generated tokens without their EOS, including thinking tags."""
-        return self.encoder.processor.tokenizer.decode(
+        """The text of generated tokens without their EOS, including thinking tags; of channels see channels.py."""
+        text = self.encoder.processor.tokenizer.decode(
             tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
+        return without_channels(text) if self.encoder.template.has_channels else text
+
+    def sent(self, messages: Messages) -> Messages:
+        """The messages as a server's chat template takes them."""
+        return for_channels(messages) if self.encoder.template.has_channels else messages
 
     def gives(self, messages: Messages, tokens: list[int]) -> bool:
         """Whether tokenising `messages`, which end with an answer's text, gives the answer's tokens again.

@@ -213,7 +213,7 @@ class EndpointAnswerer:
         messages = conversation.messages
         ids, tokens = self.prompts.ids(conversation.row, messages)
         encoded = self.prompts.encoded_images(conversation.row, messages)
-        on_the_wire = wire_messages(messages, encoded)
+        on_the_wire = wire_messages(self.prompts.sent(messages), encoded)
         return Request(on_the_wire, ids, tokens, bool(encoded), self.prompts.opens_thought(messages))
 
     def _answer(self, conversation: Conversation, request: Request, reply: Reply) -> Answer:

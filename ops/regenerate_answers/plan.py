@@ -27,6 +27,7 @@ from ops.lib.target.checkpoint_check import (
     chat_template_mistakes,
     pixel_mistakes,
     processor_folder_mistakes,
+    template_notes,
     thinking_mistakes,
 )
 from ops.lib.target.sizes import ITEM_SIZES
@@ -78,7 +79,8 @@ def estimate(config: RegenerateAnswers, context: PlanContext) -> Estimate:
     if not generates:
         return Estimate(growth=growth, forecast=forecast, notes=(KEPT,))
     if target is None or config.backend != "huggingface":
-        return Estimate(growth=growth, forecast=forecast)
+        notes = template_notes(config.chat_template, config.processor)
+        return Estimate(growth=growth, forecast=forecast, notes=notes)
     return Estimate(
         memory={"target": target.sizes.parameters * ITEM_SIZES[config.dtype]},
         growth=growth,

@@ -70,6 +70,8 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     target: TargetModel | None = stage.inputs.get("target")
     refuse_conflicts(conflicts(config, _statements(samples, target)))
     prompts = Prompts.load(config, target, samples.path)
+    for warning in prompts.warnings if stage.worker == 0 else ():
+        stage.warn(warning)
     progress = Progress(stage, check_rows(samples.path, config, prompts))
     progress.report()
     work = partial(shards, samples.path, config, stage.work_dir, stage.worker)

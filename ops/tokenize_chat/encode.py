@@ -439,6 +439,7 @@ def prompt_ids(
     ids = encoded.input_ids.tolist()
     if encoder.processor.own is not None and images:
         seen = _see(images, encoder.processor.own)
+        check_length(sum(seen.image_tokens), MOST_IMAGE_TOKENS)
         return ids, len(encoder.with_seen(messages, (), encoded, seen).input_ids)
     tokens = _image_tokens({image: image for image in images}, encoder.processor)
     of_images = sum(tokens[image] for image in images)

@@ -7,6 +7,8 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from ops.lib.vision.template_kinds import CLOCK, clock_now
+
 LONGEST = 64 << 20  # characters
 
 REFUSED_BY_TEMPLATE = "refused by the chat template"
@@ -27,9 +29,10 @@ RAISED = (
 def render(shared: tuple[str, dict[str, Any]], item: list[Any]) -> dict[str, Any]:
     """Render texts: {"texts": [[text, spans marked as generated], ...]}, or "reason" and "detail" of the first failure.
 
-    shared: the template, and the arguments of every rendering. item: messages and options of each rendering.
+    shared: the template, and the arguments of every rendering; its clock stands still. item: messages and options of
+    each rendering.
     """
-    template, arguments = shared
+    template, arguments = shared[0], {CLOCK: clock_now, **shared[1]}
     results: list[Any] = []
     for messages, options in item:
         try:

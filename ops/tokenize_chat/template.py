@@ -18,6 +18,8 @@ from ops.lib.data.limited_process import SECONDS, Exhausted, limited
 from ops.lib.data.sample_account import Unusable, shown_id
 from ops.lib.vision.chat_template import check_thinking
 from ops.lib.vision.processor import Processor
+from ops.lib.vision.template_kinds import is_harmony
+from ops.tokenize_chat.channels import for_channels
 from ops.tokenize_chat.rendering import FAILED, TOO_MUCH_TEXT, render
 
 T = TypeVar("T")
@@ -72,8 +74,8 @@ class Template:
     """The chat template of a processor; threads may share one.
 
     enable_thinking: passed to the template, None for its default. seconds: CPU time for all renderings of a sample
-    together. has_marks: whether the template uses `{% generation %}`. Raises ConfigError for an enable_thinking that
-    the template does not read.
+    together. has_marks: whether the template uses `{% generation %}`; has_channels: whether it is that of
+    gpt-oss. Raises ConfigError for an enable_thinking that the template does not read.
     """
 
     def __init__(self, processor: Processor, enable_thinking: bool | None = None, seconds: float = SECONDS) -> None:
@@ -85,6 +87,7 @@ class Template:
         self._strings_only = processor.image_processor is None and not processor.blind
         self._special_tokens = [token for token in processor.special_tokens if token not in (THINK, END_OF_THOUGHT)]
         self.has_marks = GENERATION.search(self._text) is not None
+        self.has_channels = is_harmony(self._text)
         self._seconds = seconds
         self._process = limited(render, seconds)
         self._process.start()
@@ -164,7 +167,7 @@ class Template:
         return [(_texts(reply.result), reply.left) for reply in replies]
 
     def _request(self, rendering: Rendering) -> tuple[Messages, dict[str, bool]]:
-        messages = rendering.messages
+        messages = for_channels(rendering.messages) if self.has_channels else rendering.messages
         if self._strings_only:
             messages = [{**message, "content": "".join(texts_of(message))} for message in messages]
         options = {"add_generation_prompt": rendering.prompt, "return_assistant_tokens_mask": rendering.marked}

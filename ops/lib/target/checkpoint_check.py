@@ -24,6 +24,7 @@ from ops.lib.target.stored_weights import StoredTensor, UnknownEnd, find_ends, l
 from ops.lib.target.token_ids import check_added_tokens, check_ends
 from ops.lib.vision.family_config import check_family_config, check_model_type, is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, processor_mistakes, template_texts
+from ops.lib.vision.template_kinds import day_warning, read_day, thought_warning, with_day
 
 State = tuple[tuple[str, int, int, int], ...]
 POINTER = b"version https://git-lfs"
@@ -198,6 +199,34 @@ def thinking_mistakes(
     except ConfigError as error:
         return {"enable_thinking": str(error)}
     return {}
+
+
+def date_mistakes(day: str | None, chat_template: str | None, checkpoint: str) -> dict[str, str]:
+    """A mistake, by field, if template_date does not go with any chat template of the file or the directory."""
+    if day is None:
+        return {}
+    mistakes = [_raised(with_day, text, read_day(day), checkpoint) for text in _templates(chat_template, checkpoint)]
+    return {"template_date": mistakes[0][0]} if mistakes and all(mistakes) else {}
+
+
+def template_notes(chat_template: str | None, checkpoint: str | None, day: str | None = None) -> tuple[str, ...]:
+    """Warnings of what the chat template does that answers and servers depend on; none for a model id.
+
+    day: one that takes the place of today's.
+    """
+    texts = _templates(chat_template, checkpoint)
+    found = ("" if day is not None else day_warning(texts), thought_warning(texts))
+    return tuple(warning for warning in found if warning)
+
+
+def _templates(chat_template: str | None, checkpoint: str | None) -> list[str]:
+    """The text of the file, else those of the directory; empty for what cannot be read, which is reported elsewhere."""
+    if chat_template is not None:
+        file = Path(chat_template)
+        return [file.read_text("utf-8", "replace")] if file.is_file() else []
+    if checkpoint is None or not Path(checkpoint).is_dir() or processor_folder_mistakes(checkpoint):
+        return []
+    return template_texts(Path(checkpoint))
 
 
 def _something_else(path: Path, kind: str) -> list[str]:

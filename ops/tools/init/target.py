@@ -14,7 +14,7 @@ from attrs import Factory, field, frozen
 from dsl.errors import ConfigError, DataError
 from ops.capture_targets.layers import spread_layers
 from ops.lib.forecasts import read_target_config
-from ops.lib.target.checkpoint_check import checkpoint_mistakes, sizes_in
+from ops.lib.target.checkpoint_check import checkpoint_mistakes, sizes_in, template_notes
 from ops.lib.target.probed import probe_of_copy
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
@@ -140,22 +140,24 @@ def read_target(checkpoint: str) -> Target:
 
 
 def measured(target: Target) -> list[str]:
-    """Lines on what holds of a small random copy of a target that is not Qwen's; Qwen's are tested.
+    """Lines on what holds of a small random copy of a target that is not Qwen's, and on its chat template; Qwen's are
+    tested.
 
     Raises DataError where it cannot be a target.
     """
+    of_template = [f"target: {note}" for note in template_notes(None, target.checkpoint)]
     if is_qwen(target.config):
         return []
     kind = target.config.get("model_type")
     try:
         probe = probe_of_copy(target.config)
     except DataError as error:
-        return [f"target: nothing was measured, load_target measures its weights: {error}"]
+        return [f"target: nothing was measured, load_target measures its weights: {error}", *of_template]
     if probe.refusal:
         raise DataError(f"{target.checkpoint}: this {kind} cannot be a target, {probe.refusal}")
     if probe.warning:
-        return [f"target: a {kind}, {probe.warning}"]
-    return [f"target: a {kind}; all {len(probe.checks)} checks of a target hold, {AS_MEASURED}"]
+        return [f"target: a {kind}, {probe.warning}", *of_template]
+    return [f"target: a {kind}; all {len(probe.checks)} checks of a target hold, {AS_MEASURED}", *of_template]
 
 
 @cache

@@ -1,0 +1,91 @@
+"""What a chat template does that answers and servers depend on: it writes the day, or thoughts in special tokens.
+
+It is found in the template's text, which is never rendered for it; this loads no library.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from datetime import date, datetime
+
+from dsl.errors import DataError
+
+DAY = datetime(2024, 7, 26)
+CLOCK, DATE = "strftime_now", "date_string"
+CALL = re.compile(rf"""{CLOCK}\(\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\)""")
+HARMONY = "<|channel|>final<|message|>"  # of gpt-oss
+THOUGHT_TOKENS = ("[THINK]", "<|channel>")  # of Magistral and Gemma 4
+DATA = 'answers = "data" trains on the answers of the data set'
+
+
+def is_harmony(template: str) -> bool:
+    """Whether a template writes answers in the channels of gpt-oss, analysis and final."""
+    return HARMONY in template
+
+
+def clock_now(format: str) -> str:
+    """The fixed day, in place of transformers' `strftime_now`, with which a rendering would change every day."""
+    return DAY.strftime(format)
+
+
+def read_day(text: str) -> date:
+    """A day from its text, YYYY-MM-DD. Raises ValueError."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").date()
+    except ValueError:
+        raise ValueError(f"must be a day like 2026-01-31, and {json.dumps(text)} is none") from None
+
+
+def with_day(template: str, day: date, source: str) -> str:
+    """The template with a fixed day in the place of today's, and as its `date_string`.
+
+    Raises DataError for a template that writes no day, or by a format that is not in it as a plain text.
+    """
+    if CLOCK not in template and DATE not in template:
+        raise DataError(f"the chat template of {source} writes no day: remove template_date")
+    fixed = CALL.sub(lambda call: json.dumps(day.strftime(call[1] if call[2] is None else call[2])), template)
+    if re.search(rf"{CLOCK}\s*\(", fixed):
+        raise DataError(
+            f"the chat template of {source} calls {CLOCK} with something else than a plain text, so template_date "
+            "cannot take its place: give chat_template a copy that has the day"
+        )
+    # trim_blocks, which transformers and engines set, removes the line break behind the block
+    return f'{{%- set {DATE} = "{day:%d %b %Y}" %}}\n{fixed}' if DATE in template else fixed
+
+
+def day_warning(templates: Iterable[str]) -> str:
+    """A warning where a template writes today's day, which differs between training and serving; else empty."""
+    if not any(CLOCK in template for template in templates):
+        return ""
+    return (
+        f"the chat template writes today's date ({CLOCK}): all that is rendered here has {DAY:%Y-%m-%d}, and a server "
+        'writes the day on which it answers, also with backend = "endpoint". Set template_date = "YYYY-MM-DD" of '
+        "load_target: the target's chat_template.jinja, which the gate and `dflow serve` use, then has that day; give "
+        "other servers that file (--chat-template)"
+    )
+
+
+def thought_warning(templates: Iterable[str], special_tokens: Collection[str] | None = None) -> str:
+    """A warning where answers have parts that a text does not hold, on what remains possible; else empty.
+
+    special_tokens: the tokenizer's, None where they are not known.
+    """
+    texts = list(templates)
+    if any(map(is_harmony, texts)):
+        return (
+            "the chat template writes answers in channels (gpt-oss): the channels analysis and final are kept as "
+            "reasoning and answer, and answers with any other channel (tools) are dropped. It closes only the last "
+            'answer, so conversations of several turns need train_on = "last" of tokenize_chat; answers without '
+            "reasoning are learnt without the analysis that the target always writes"
+        )
+    known = (token for token in THOUGHT_TOKENS if special_tokens is None or token in special_tokens)
+    token = next((token for token in known if any(token in text for text in texts)), None)
+    if token is None:
+        return ""
+    return (
+        f"the chat template has thoughts in special tokens ({token}), which the text of an answer does not hold: "
+        'answers that think are dropped ("special token in the target\'s answer"), the others are kept. Ask for '
+        f"answers without thoughts (enable_thinking = false, where the template reads it), or {DATA}"
+    )
