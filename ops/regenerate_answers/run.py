@@ -38,7 +38,10 @@ FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
 RETOKENISED = "tokenised otherwise than generated"
 KEPT = 'answers = "data": those of the data set stay, and nothing was generated'
-UNTRAINED = "a target that writes tokens of the chat template is probably not trained, or has another chat template"
+UNTRAINED = (
+    "a target that writes tokens of the chat template is probably not trained, has another chat template, or writes "
+    "thoughts or calls of tools in special tokens (docs/targets.md)"
+)
 USUAL_CAUSES = (
     "the usual causes are answers that were cut (max_new_tokens), and a chat template that changes answers, such as "
     "their thoughts (enable_thinking)"

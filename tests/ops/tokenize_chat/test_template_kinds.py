@@ -68,6 +68,7 @@ HARMONY = """{%- for m in messages %}
 {%- if add_generation_prompt %}
     {{- "<|start|>assistant" }}
 {%- endif %}"""
+SHORT = {"max_prompt_tokens": 200, "max_new_tokens": 100}
 CONTEXT = PlanContext(launch=Launch(), inputs={}, artifact=None, root=Path(), free_disk=0)
 
 
@@ -88,7 +89,7 @@ def loaded(checkpoint: Path, folder: Path, **config) -> TargetModel:
 
 
 def prompts_of(target: TargetModel) -> Prompts:
-    return Prompts.load(RegenerateAnswers(samples=Ref("inject"), target=Ref("target")), target, target.path)
+    return Prompts.load(RegenerateAnswers(samples=Ref("inject"), target=Ref("target"), **SHORT), target, target.path)
 
 
 def on_day(monkeypatch, day: int) -> None:
@@ -184,7 +185,7 @@ def harmony(checkpoint) -> Path:
 
 @pytest.fixture
 def by_processor(harmony, tmp_path) -> Prompts:
-    server = {"backend": "endpoint", "endpoint": "http://host/v1", "model": "m", "processor": str(harmony)}
+    server = {"backend": "endpoint", "endpoint": "http://host/v1", "model": "m", "processor": str(harmony), **SHORT}
     return Prompts.load(RegenerateAnswers(samples=Ref("inject"), **server), None, tmp_path)
 
 
