@@ -34,7 +34,8 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     processor = load_processor(str(directory), trust_remote_code=trust, chat_template=chat_template)
     template = processor.tokenizer.get_chat_template()
     if config.template_date is not None:
-        chat_template = template = with_day(template, read_day(config.template_date), str(directory))
+        template = with_day(template, read_day(config.template_date), str(directory))
+        chat_template = template
     for warning in (day_warning([template]), thought_warning([template], processor.special_tokens)):
         if warning:
             stage.warn(warning)

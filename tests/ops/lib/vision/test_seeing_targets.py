@@ -36,7 +36,7 @@ from ops.lib.target.probe import TOLERANCE, plain_answer, speculated_answers
 from ops.lib.vision.any_images import Seen
 from ops.lib.vision.processor import Processor, load_processor
 from ops.lib.vision.processor_files import lacks_image_processor
-from ops.tokenize_chat.encode import ChatEncoder, load_each, prompt_ids, prompt_sample, with_images, with_seen
+from ops.tokenize_chat.encode import TOO_LONG, ChatEncoder, load_each, prompt_ids, prompt_sample, with_images, with_seen
 from ops.tokenize_chat.run import check_images
 
 BACKEND = "torchvision" if importlib.util.find_spec("torchvision") else "pillow"
@@ -274,6 +274,22 @@ def test_an_image_that_is_left_out_and_wrong_numbers_of_tokens_are_refused_with_
         encoded = case.encoder.encode(case.rows["two"][0])
         seen = Seen(("x",), (1,), one.seen)
         case.encoder.with_seen(case.rows["two"][0], (), encoded, seen)
+
+
+def test_a_prompt_with_more_image_tokens_than_are_taken_is_refused_while_it_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = load_processor(str(seeing_checkpoint("gemma3", tmp_path / "gemma3")))
+    encoder, images = ChatEncoder(processor), [png(picture(32, 32))] * 2
+    assert processor.own is not None
+    most = sum(load_each(images, bytes, processor).image_tokens)  # type: ignore[union-attr]
+    for limit, refused in ((most, False), (most - 1, True)):
+        monkeypatch.setattr("ops.tokenize_chat.encode.MOST_IMAGE_TOKENS", limit)
+        try:
+            prompt_ids("a", turn(None, None, "What is it?")[:-1], images, encoder)
+            assert not refused
+        except Unusable as fault:
+            assert refused and fault.reason == TOO_LONG
 
 
 def test_what_its_processor_cannot_do_is_said_and_texts_are_read_all_the_same(
