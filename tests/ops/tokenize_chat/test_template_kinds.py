@@ -115,6 +115,7 @@ def test_a_template_that_writes_the_day_gives_the_same_on_two_days_and_what_temp
         text = prompts.encoder.template.render([ASK], prompt=True)
         assert text.partition("Today: ")[2].partition("\n")[0] in expected
         ids.append(prompts.encoder.prompt([ASK]).tolist())
+        assert (target is fixed) == bool(prompts.warnings)
 
         own = AutoTokenizer.from_pretrained(target.path / "model")
         shared = (own.chat_template, dict(own.special_tokens_map))
