@@ -67,6 +67,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     shares = stage.workers > 1
     folder = stage.shared_dir / f"processor-{stage.worker}" if shares else stage.out_dir / "processor"
     processor = prepare_processor(config, target, file, folder)
+    mask = processor.mask_token_id if target is None else read_json(target.path / "target.json")["mask_token_id"]
     encoder = ChatEncoder(processor, config.enable_thinking, config.train_on, config.render_seconds)
     total = check_images(file, processor)
     encoder.template.wait_until_started()  # before the first progress, from which a trial is scaled
@@ -82,7 +83,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     with strict_pillow():
         if not shares:
             outcomes = chain.from_iterable(tokenized(split_rows(file, split)) for split in SPLITS)
-            write_tokens(config, stage, processor, with_progress(outcomes, total, stage))
+            write_tokens(config, stage, processor, mask, with_progress(outcomes, total, stage))
             return
         shared = SharedShards(stage)
         work = shared.claimed(lambda: all_pieces(file, stage.work_dir), lambda piece: piece.path)
@@ -97,7 +98,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
         def write() -> None:
             shutil.copytree(folder, stage.out_dir / "processor")
             pieces = all_pieces(file, stage.work_dir)
-            write_tokens(config, stage, processor, chain.from_iterable(piece.read() for piece in pieces))
+            write_tokens(config, stage, processor, mask, chain.from_iterable(piece.read() for piece in pieces))
 
         shared.write_artifact(write)
 
@@ -112,20 +113,30 @@ def with_progress(outcomes: Iterable[tuple[Row, Outcome]], total: int, stage: St
 
 
 def write_tokens(
-    config: TokenizeChat, stage: Stage, processor: Processor, outcomes: Iterable[tuple[Row, Outcome]]
+    config: TokenizeChat, stage: Stage, processor: Processor, mask: int | None, outcomes: Iterable[tuple[Row, Outcome]]
 ) -> None:
-    """Write the artifact except the processor's files. outcomes: of all rows, one split after another."""
+    """Write the artifact except the processor's files. mask: the id of the mask token. outcomes: of all rows, one split
+    after another.
+    """
     too_few = f"lower min_loss_tokens from {config.min_loss_tokens}"
     tally = Tally(stage, "tokenize", {**REMEDIES, TOO_FEW_LOSS_TOKENS: too_few})
     writer = ShardWriter(stage.out_dir, config.shard_samples, processor.patch_dim)
     trial = TemplateTrial(processor.source)
     preview = Preview(config.preview_samples, processor)
+    masked, first = 0, None
     for split, of_split in groupby(outcomes, key=lambda pair: pair[0]["split"]):
         for row, sample in of_split:
             account(row, sample, tally, trial, writer, preview)
+            if not isinstance(sample, Unusable) and mask is not None and bool((sample.input_ids == mask).any()):
+                masked, first = masked + 1, first or row["id"]
         writer.flush(split)
     trial.finish()
     tally.finish(config.max_dropped)
+    if masked:
+        stage.warn(
+            f'{masked} samples hold the mask token, {mask} (first: sample "{first}"): a draft takes '
+            "it for a token to predict; set mask_token_id of load_target to one that no text and no chat template gives"
+        )
     if not (tally.splits["train"] or config.prompts_only):
         raise DataError(f"no sample is left in the train split:\n{tally.reasons() or '  the input is empty'}")
     write_json(stage.out_dir / "tokens.json", tokens_info(config, processor, writer.shards))

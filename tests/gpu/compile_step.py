@@ -31,8 +31,9 @@ from ops.lib.drafts.dspark.config import DsparkOptions  # noqa: E402
 from ops.lib.drafts.losses.loss import Loss  # noqa: E402
 from ops.lib.drafts.losses.slots import block_weights  # noqa: E402
 from ops.lib.sequence_parallel.exchange import Alone  # noqa: E402
-from ops.train_dflash.batches import Place, draw, prepare  # noqa: E402
+from ops.train_dflash.batches import Place, draw, pack  # noqa: E402
 from ops.train_dflash.engine import weights_to_compute_with  # noqa: E402
+from ops.train_dflash.staging import Direct  # noqa: E402
 
 OPTIONS = {"dflash": None, "dflash2": Dflash2Options, "dspark": DsparkOptions}
 STEPS = ((3072, 512), (3072, 512), (3000, 500), (600, 3), (131_072, 512))  # context, anchors
@@ -92,7 +93,9 @@ def micro_batch(config, context: int, anchors: int, with_teacher: bool) -> Micro
     place = Place(dp_rank=0, dp_size=1, sp_rank=0, sp_degree=1, device=absent_h100.DEVICE, dtype=DTYPE)
     reader = OneSample(context, len(config.target_layer_ids) * config.hidden_size, config.hidden_size)
     weights_K = block_weights(config.block_size)
-    return prepare(reader, [draw(reader, 0, weights_K, anchors, seed=0, epoch=0)], place, with_teacher=with_teacher)
+    drawn = [draw(reader, 0, weights_K, anchors, seed=0, epoch=0)]
+    batch, _ = pack(reader, drawn, place, with_teacher=with_teacher).send(Direct(place.device))
+    return batch
 
 
 if __name__ == "__main__":

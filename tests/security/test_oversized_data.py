@@ -549,9 +549,9 @@ LARGEST = """
 import sys
 from pathlib import Path
 from dsl.errors import DataError
-from ops.lib.data.files import read_object_or_none
+from ops.lib.data.files import read_object
 try:
-    read_object_or_none(Path(sys.argv[1]))
+    read_object(Path(sys.argv[1]))
 except DataError as error:
     print(error)
 """

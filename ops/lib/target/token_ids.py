@@ -24,7 +24,9 @@ ENDS = ("bos_token_id", "eos_token_id")
 UNUSED = ("reserved", "unused", "extra_id", "placeholder")  # parts of names of special tokens for later use
 # An added token for later use that the tokenizer does not call special: a word of a vocabulary has no brackets.
 NAMED_UNUSED = re.compile(rf"^[<\[].*({'|'.join(UNUSED)}).*[>\]]$")
-MEANT = ("end", "eos", "bos", "pad", "unk", "start", "begin", "eot")  # parts of names of tokens with a meaning
+# Parts of names of tokens with a meaning; a template that writes the role between brackets does not show its tokens.
+ROLES = ("system", "developer", "user", "human", "assistant", "model", "tool", "function", "observation")
+MEANT = ("end", "eos", "bos", "pad", "unk", "start", "begin", "eot", *ROLES)
 NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")  # of tokenizer_config.json
 SHOWN = 3  # ids in a message
 

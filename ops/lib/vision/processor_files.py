@@ -91,7 +91,11 @@ def chosen_limits(
     wanted = {"min_pixels": min_pixels, "max_pixels": max_pixels}
     if has_no_limits(settings):
         if given := [name for name, each in wanted.items() if each]:
-            raise DataError(f"processor {source}: a {kind} takes no {' and no '.join(given)}: its sizes are in {place}")
+            named = " and ".join(given)
+            raise DataError(
+                f"processor {source}: {kind} takes no {named}: leave {named} out, and set the sizes of images in its "
+                "preprocessor_config.json"
+            )
         return {}
     if kind not in IMAGE_PROCESSORS:
         known = ", ".join((*IMAGE_PROCESSORS, *OTHER_IMAGE_PROCESSORS))

@@ -202,7 +202,7 @@ def test_locks_that_keep_nobody_out_are_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("write", [False, True])
 @pytest.mark.parametrize("has_objects", [False, True])
 def test_a_store_that_another_process_makes_while_it_is_opened_is_a_store(tmp_path, monkeypatch, has_objects, write):
-    read = store_module.read_json
+    read = store_module.read_json_or_none
 
     def early(path):
         found = read(path)
@@ -212,7 +212,7 @@ def test_a_store_that_another_process_makes_while_it_is_opened_is_a_store(tmp_pa
             (tmp_path / "objects").rmdir()
         return found
 
-    monkeypatch.setattr(store_module, "read_json", early)
+    monkeypatch.setattr(store_module, "read_json_or_none", early)
     Store.open(tmp_path, write=write)
     assert json.loads((tmp_path / "format").read_text()) == FORMAT
 

@@ -39,6 +39,7 @@ from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
+from ops.tokenize_chat.builtin import SPECIAL_TOKENS
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 from ops.train_dflash.op import TrainDflash
@@ -74,6 +75,21 @@ def test_a_target_whose_own_processor_reads_images_goes_through_the_whole_chain(
     reader = TokenReader(tokens)
     assert (kind, None) == (reader.info["images_of"], reader.info["pixel_limits"])
     assert 4 == sum(reader.sample(place).has_images for place in range(len(reader)))
+
+
+def test_a_mask_token_that_the_chat_template_gives_is_named_with_the_first_sample(data: Path, tmp_path: Path) -> None:
+    def made(name: str, config: Any, run: Any, output: Any, **inputs: Any) -> Any:
+        run(config, stage := FakeStage(tmp_path / name, inputs))
+        return stage.artifact(output)
+
+    mask = SPECIAL_TOKENS.index("<|im_start|>")
+    loaded = LoadTarget(checkpoint=str(any_checkpoint("llama", tmp_path / "checkpoint")), mask_token_id=mask)
+    target = made("target", loaded, load_target, TargetModel)
+    samples = made("ingest", Ingest(source=str(data), seed=0), ingest, Samples)
+    images = made("inject", InjectImages(samples=Ref("a")), inject_images, ImageSamples, samples=samples)
+    stage = FakeStage(tmp_path / "tokens", {"samples": images, "target": target})
+    tokenize_chat(TokenizeChat(samples=Ref("a"), target=Ref("b"), min_loss_tokens=8), stage)
+    assert [f"8 samples hold the mask token, {mask} (first: sample"] == [text.split(' "')[0] for text in stage.warnings]
 
 
 def go_through_the_chain(kind: str, checkpoint: Path, data: Path, tmp_path: Path) -> TokenShards:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from attention_cases import Case, error
 from attention_cases import random_case as attention_case
-from case_reader import CPU, CaseReader, drawn_samples, make_engine
+from case_reader import CPU, CaseReader, drawn_samples, make_engine, prepare
 from draft_cases import random_case
 from torch._dynamo.utils import counters
 
@@ -20,7 +20,7 @@ from ops.lib.drafts.losses import head as head_module
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.losses.tiled_softmax import fusible_sweep, sweep_values
 from ops.lib.kernels.device import compiled
-from ops.train_dflash.batches import Place, idle_batch, prepare
+from ops.train_dflash.batches import Place, idle_batch
 from ops.train_dflash.staging import Direct
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler's own

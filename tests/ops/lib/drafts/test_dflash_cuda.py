@@ -8,7 +8,7 @@ import torch
 from attention_cases import attended, error
 from attention_cases import random_case as attention_case
 from batch_cases import draft_for_family, family_case
-from case_reader import CPU, CaseReader, drawn_samples, fast_step, make_engine
+from case_reader import CPU, CaseReader, drawn_samples, fast_step, make_engine, prepare
 from draft_cases import random_case, reference_gradients
 
 from ops.lib.drafts.attention.blocks import choose_attention, dense_attention, flex_attention
@@ -17,7 +17,7 @@ from ops.lib.drafts.decoding.decode import decode_plain, decode_speculative
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
 from ops.lib.drafts.losses.head import add_product
 from ops.lib.drafts.losses.loss import Loss
-from ops.train_dflash.batches import Place, idle_batch, prepare
+from ops.train_dflash.batches import Place, idle_batch
 from ops.train_dflash.staging import Direct
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fast path is not available")

@@ -162,7 +162,7 @@ def test_all_mistakes_of_a_draft_config_are_reported_at_once():
 def test_a_serving_config_without_fields_names_them():
     data = to_serving(tiny_config())
     del data["head_dim"], data["dflash_config"]["mask_token_id"]
-    with pytest.raises(ConfigError, match=r"lacks head_dim, dflash_config\.mask_token_id"):
+    with pytest.raises(ConfigError, match=r"head_dim: is missing\n  dflash_config\.mask_token_id: is missing"):
         from_serving(data)
 
 

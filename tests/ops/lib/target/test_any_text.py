@@ -122,6 +122,11 @@ def test_special_tokens_with_a_meaning_are_no_masks(tmp_path: Path) -> None:
     assert 0 == next(tokens(tmp_path, ["<free>", "<what>", "<y>", "<z>", "<x>"]).possible_mask_ids())[0]
 
 
+def test_tokens_of_roles_that_a_template_puts_together_are_no_masks(tmp_path: Path) -> None:
+    found = tokens(tmp_path, ["<|free|>", "<|user|>", "<|assistant|>", "<|system|>"], "<|{{ m['role'] }}|>")
+    assert (0, "the special token <|free|>, which the chat template does not have") == next(found.possible_mask_ids())
+
+
 def shape(**text: Any) -> Any:
     config = {"model_type": "llama", "hidden_size": 64, "vocab_size": 400, "num_hidden_layers": 8} | text
     given = {"num_attention_heads": 4, "intermediate_size": 96} | config

@@ -323,7 +323,7 @@ def without_field(folder: Path) -> None:
         (without_tensor, "tensors missing: fc.weight. ", "the weights"),
         (with_nan, "tensors not of finite numbers: norm.weight. ", "the weights"),
         (with_another_depth, "tensors missing: layers.1.input_layernorm.weight, ", "the config"),
-        (without_field, "lacks block_size. ", "the config"),
+        (without_field, "block_size: is missing. ", "the config"),
     ],
 )
 def test_an_export_that_cannot_be_loaded_is_named_and_the_training_measured(
