@@ -36,9 +36,9 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     if config.template_date is not None:
         template = with_day(template, read_day(config.template_date), str(directory))
         chat_template = template
-    for warning in (day_warning([template]), thought_warning([template], processor.special_tokens)):
-        if warning:
-            stage.warn(warning)
+    for found in (day_warning([template]), thought_warning([template], processor.special_tokens)):
+        if found:
+            stage.warn(found)
     mask_token_id = processor.mask_token_id if config.mask_token_id is None else config.mask_token_id
     info = describe_target(  # before gigabytes are copied
         directory, mask_token_id, processor.eos_token_ids, config.embed_key, config.lm_head_key, trust
