@@ -17,7 +17,7 @@ from ops.lib.data.files import read_json
 from ops.lib.target.cache import Rows
 from ops.lib.target.head_settings import HeadSettings
 from ops.lib.target.model import Target
-from ops.lib.target.probe import probe_config, probe_target
+from ops.lib.target.probe import Speculated, probe_config, probe_target, probe_weights, speculated_answers
 from ops.lib.target.probed import BLOCKS, HEAD, LAYERS, PADDING, SPECULATION, Check, Probe, kept_probes, probe_of_copy
 from ops.lib.target.small_copy import small_config, small_copy
 from ops.lib.vision.family_config import QWEN
@@ -139,6 +139,33 @@ def test_a_target_without_its_layers_is_refused_and_one_that_cannot_verify_is_wa
     titles = [section.title for section in report(out)]
     assert ["target", "measured on a copy", "measured on the weights"] == titles
     assert "measurements.json" not in read_json(out / "target.json")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "copy_holds", "tried", "holds"), [(1, True, 2, True), (1, False, 1, False), (9, True, 3, False)]
+)
+def test_weights_of_whose_copy_all_holds_are_tried_with_other_texts(
+    monkeypatch: pytest.MonkeyPatch, wrong: int, copy_holds: bool, tried: int, holds: bool
+) -> None:
+    texts: list[list[int]] = []
+
+    def exchanged(target: Target, samples: Any, plain: Any) -> list[Speculated]:
+        texts.append(samples[0].input_ids.tolist())
+        found = speculated_answers(target, samples, plain)
+        return [(tokens, 0.5) for tokens, _ in found] if len(texts) <= wrong else found
+
+    monkeypatch.setattr("ops.lib.target.probe.speculated_answers", exchanged)
+    probe = probe_weights(small_copy(config_of("llama")), copy_holds)
+    assert ([] if holds else [BLOCKS]) == [check.name for check in probe.failed]
+    assert tried == len(texts) == len({tuple(text) for text in texts})
+    assert "the weights" == probe.on
+
+
+def test_weights_that_are_no_target_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = small_copy(config_of("granite"))
+    monkeypatch.setattr("ops.lib.target.model.head_settings", without(HeadSettings()))
+    monkeypatch.setattr("ops.lib.target.probe.TURNS", 0)  # other texts would divide by it
+    assert "measured on the weights" in probe_weights(target, copy_holds=True).refusal
 
 
 @pytest.mark.filterwarnings("ignore:.*fast path is not available")
