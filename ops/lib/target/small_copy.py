@@ -55,6 +55,7 @@ VISION: Mapping[str, Any] = {
     "patch_size": 4,
     "window_size": 16,
 }
+ATTENTION = "attn_layer_indices"  # of Bamba: its layers of attention; all others are Mamba
 PATTERN = "hybrid_override_pattern"  # of Nemotron-H: the kinds of its layers, a letter each
 SCALED = ("short_factor", "long_factor")  # lists of a rope with a number for each pair of dimensions
 MOST_LAYERS, LEAST_LAYERS = 8, 4
@@ -115,6 +116,8 @@ def _small_text(text: Mapping[str, Any]) -> dict[str, Any]:
     if "head_dim" in text:  # which may be null
         small["head_dim"] = HEAD
     small["num_hidden_layers"] = layers
+    if text.get(ATTENTION):
+        small[ATTENTION] = [layers - 1]
     heads, keys = text.get("num_attention_heads") or 1, text.get("num_key_value_heads")
     if keys:
         small["num_key_value_heads"] = 4 if keys >= heads else min(keys, 2)

@@ -180,6 +180,16 @@ def test_a_nemotron_h_as_its_files_are_is_not_evaluated() -> None:
     assert "blocks through its cache, accepted in part, give what single tokens give" in probe.unverified
 
 
+@pytest.mark.filterwarnings("ignore:.*fast path is not available")
+@pytest.mark.parametrize("kind", ["granitemoehybrid", "bamba"])
+def test_a_hybrid_of_mamba_holds_with_its_layers_of_attention_and_not_without(kind: str) -> None:
+    assert [] == failures(kind)
+    only_mamba = {"attn_layer_indices": None} if kind == "bamba" else {"layer_types": ["mamba"] * 40}
+    probe = probe_config(config_of(kind) | only_mamba)
+    assert [BLOCKS, SPECULATION] == [check.name for check in probe.failed]
+    assert "its cache cannot be put back to where it was before a verification" in probe.unverified
+
+
 def test_what_cannot_be_made_small_is_said() -> None:
     with pytest.raises(DataError, match="no small copy of this nemotron can be made: "):
         probe_of_copy({**config_of("nemotron"), "num_key_value_heads": None})
