@@ -195,6 +195,27 @@ def test_what_cannot_be_made_small_is_said() -> None:
         probe_of_copy({**config_of("nemotron"), "num_key_value_heads": None})
 
 
+def test_the_whole_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(_model: torch.nn.Module) -> None:
+        raise ImportError("\nA model requires\n  the timm library")
+
+    monkeypatch.setattr("ops.lib.target.small_copy._make_lively", lacking)
+    with pytest.raises(DataError, match="can be made: ImportError: A model requires the timm library$"):
+        small_copy(config_of("llama"))
+
+
+def test_layers_that_share_keys_are_tried() -> None:
+    config = config_of("gemma4_text")
+    assert 0 == small_config(config)["num_kv_shared_layers"]
+    config |= {"num_kv_shared_layers": 20}
+    small = small_config(config)
+    assert (12, 6) == (small["num_hidden_layers"], small["num_kv_shared_layers"])
+    assert set(small["layer_types"][:6]) == set(small["layer_types"][6:]) == set(config["layer_types"])
+    target = small_copy(config)
+    assert 6 == sum(layer.self_attn.is_kv_shared_layer for layer in target.decoder_layers)
+    assert () == probe_target(target).failed
+
+
 def test_a_small_copy_has_every_kind_of_layer_and_a_short_window() -> None:
     small = small_config(config_of("gemma3_text"))
     assert {"full_attention", "sliding_attention"} == set(small["layer_types"])
