@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from fake_stage import FakeStage
 from dsl.errors import DataError
 from ops.lib.data.files import read_json
 from ops.lib.target.cache import Rows
+from ops.lib.target.cache_trial import ordinary_tokens
 from ops.lib.target.head_settings import HeadSettings
 from ops.lib.target.model import Target
 from ops.lib.target.probe import Speculated, probe_config, probe_target, probe_weights, speculated_answers
@@ -193,6 +195,20 @@ def test_a_hybrid_of_mamba_holds_with_its_layers_of_attention_and_not_without(ki
 def test_what_cannot_be_made_small_is_said() -> None:
     with pytest.raises(DataError, match="no small copy of this nemotron can be made: "):
         probe_of_copy({**config_of("nemotron"), "num_key_value_heads": None})
+
+
+def test_what_a_library_prints_is_no_part_of_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text('print("a line of a library")\n')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    assert () == probe_of_copy(config_of("llama")).failed
+
+
+@pytest.mark.parametrize("field", ["image_token_id", "image_token_index", "eos_token_id"])
+def test_ordinary_tokens_are_those_that_the_config_does_not_name(field: str) -> None:
+    target = small_copy(config_of("llama"))
+    assert 77 in ordinary_tokens(target)
+    setattr(target.model.config, field, 77)
+    assert 77 not in ordinary_tokens(target)
 
 
 def test_the_whole_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
