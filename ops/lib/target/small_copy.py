@@ -108,7 +108,7 @@ def _small_text(text: Mapping[str, Any]) -> dict[str, Any]:
     small = {name: value for name, value in text.items() if name not in COMPUTED}
     layers = _layers(text)
     if SHARED in text:  # behind layers of every kind
-        small[SHARED] = min(text[SHARED], layers, depth - layers) if text.get("layer_types") else 0
+        small[SHARED] = min(text[SHARED] or 0, layers, depth - layers) if text.get("layer_types") else 0
         layers += small[SHARED]
     for name, value in text.items():
         if name in SMALL and isinstance(value, int) and value:

@@ -15,6 +15,7 @@ from fake_stage import FakeStage
 
 from dsl.errors import DataError
 from ops.lib.data.files import read_json
+from ops.lib.target import probe as probes
 from ops.lib.target.cache import Rows
 from ops.lib.target.cache_trial import ordinary_tokens
 from ops.lib.target.head_settings import HeadSettings
@@ -166,8 +167,16 @@ def test_weights_of_whose_copy_all_holds_are_tried_with_other_texts(
 def test_weights_that_are_no_target_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target = small_copy(config_of("granite"))
     monkeypatch.setattr("ops.lib.target.model.head_settings", without(HeadSettings()))
-    monkeypatch.setattr("ops.lib.target.probe.TURNS", 0)  # other texts would divide by it
+    turns: list[int] = []
+    original = probes._texts
+
+    def counted(target: Target, turn: int) -> list[list[int]]:
+        turns.append(turn)
+        return original(target, turn)
+
+    monkeypatch.setattr(probes, "_texts", counted)
     assert "measured on the weights" in probe_weights(target, copy_holds=True).refusal
+    assert [0] == turns
 
 
 @pytest.mark.filterwarnings("ignore:.*fast path is not available")
@@ -216,7 +225,7 @@ def test_the_whole_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError("\nA model requires\n  the timm library")
 
     monkeypatch.setattr("ops.lib.target.small_copy._make_lively", lacking)
-    with pytest.raises(DataError, match="can be made: ImportError: A model requires the timm library$"):
+    with pytest.raises(DataError, match=r"can be made: ImportError: A model requires the timm library$"):
         small_copy(config_of("llama"))
 
 
