@@ -192,12 +192,13 @@ def test_a_nemotron_h_as_its_files_are_is_not_evaluated() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fast path is not available")
-@pytest.mark.parametrize("kind", ["granitemoehybrid", "bamba"])
-def test_a_hybrid_of_mamba_holds_with_its_layers_of_attention_and_not_without(kind: str) -> None:
-    assert [] == failures(kind)
-    only_mamba = {"attn_layer_indices": None} if kind == "bamba" else {"layer_types": ["mamba"] * 40}
+@pytest.mark.parametrize(
+    ("kind", "only_mamba"),
+    [("granitemoehybrid", {"layer_types": ["mamba"] * 40}), ("bamba", {"attn_layer_indices": None})],
+)
+def test_a_hybrid_that_has_mamba_layers_only_is_not_evaluated(kind: str, only_mamba: dict[str, Any]) -> None:
     probe = probe_config(config_of(kind) | only_mamba)
-    assert [BLOCKS, SPECULATION] == [check.name for check in probe.failed]
+    assert {BLOCKS, SPECULATION} <= {check.name for check in probe.failed}
     assert "its cache cannot be put back to where it was before a verification" in probe.unverified
 
 
