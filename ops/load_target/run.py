@@ -14,7 +14,7 @@ from ops.lib.target.checkpoint_check import running_mistake, sizes_in
 from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
 from ops.lib.target.model import Target, complete_config, describe_target, read_config, write_target_json
-from ops.lib.target.probe import probe_config, probe_target
+from ops.lib.target.probe import probe_config, probe_weights
 from ops.lib.target.probed import MEASURED, Probe
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.target.token_ids import mask_warning
@@ -76,7 +76,8 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
         stage.info(f"the weights are not measured: {mistake}")
     elif size < free_memory() / 2:
         try:
-            probes.append(probe_target(Target.from_directory(directory, info)))
+            copy_holds = bool(probes) and not probes[0].failed
+            probes.append(probe_weights(Target.from_directory(directory, info), copy_holds))
         except DataError as error:
             if not is_qwen(config):
                 raise

@@ -121,7 +121,7 @@ def ordinary_tokens(target: Target) -> list[int]:
     """The ids of the target's vocabulary that its config does not name, such as an EOS."""
     config = target.model.config.to_dict()
     named = [*config.items(), *(config.get("text_config") or {}).items()]
-    values = (value for name, value in named if name.endswith("_token_id"))
+    values = (value for name, value in named if name.endswith(("_token_id", "_token_index")))
     special = {number for value in values for number in (value if isinstance(value, list) else [value])}
     return [token for token in range(len(target.embed_weight)) if token not in special]
 

@@ -118,7 +118,7 @@ def probe_of_copy(config: Mapping[str, Any]) -> Probe:
     made = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True, check=False)
     if made.returncode:
         raise DataError(f"the probe of the target failed: {made.stderr.strip().rpartition(chr(10))[2]}")
-    values = json.loads(made.stdout)
+    values = json.loads(made.stdout.rpartition("\n")[2])  # libraries may print before it
     if "error" in values:
         raise DataError(values["error"])
     return Probe.from_json(values)

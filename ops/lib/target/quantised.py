@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 SETTINGS = ("quantization_config", "compression_config")  # of config.json, or of a part of it
 FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 UNQUANTISED = ("F64", "F32", "F16", "BF16")  # dtypes by safetensors
+# Last names that only quantisation gives: models have a `scale`, `std_scale` or `per_expert_scale` of their own.
 OF_QUANTISATION = re.compile(
-    r"scale|zero|packed|qweight|absmax|quant|bitsandbytes|g_idx|SCB|weight_shape|_blocks$"
-)  # in last names
+    r"(weight|input|output|k|v)(_global)?_scale(_\d+)?|.+_scale_inv|(.+_)?scales|.+_zero_point|qzeros|qweight|weight_packed"
+    r"|weight_shape|.+_blocks|g_idx|SCB|(nested_)?(absmax|quant_map)|bitsandbytes.*"
+)
+OF_PARTNER = re.compile(r"[._]scale$")  # of a name that is one of quantisation if what is before it is quantised
 # Last names of tensors of which no quantisation is the sign; of Qwen's families, all that there are.
 LAST_NAMES = {"weight", "bias", "A_log", "dt_bias", "gate_up_proj", "down_proj", "inv_freq"}
 
@@ -107,15 +110,18 @@ def numbers_of(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) ->
         last = name.rpartition(".")[2]
         if PACKED.search(last) and tensor.dtype in BITS:
             found[name] = (prod(tensor.shape) * BITS[tensor.dtype] // _bits(config),)
-        elif not quantises(name):
+        elif not quantises(name, stored):
             found[name] = tensor.shape
     return found
 
 
-def quantises(name: str) -> bool:
-    """Whether a tensor's name shows that it belongs to quantised weights."""
-    last = name.rpartition(".")[2]
-    return last not in LAST_NAMES and bool(OF_QUANTISATION.search(last))
+def quantises(name: str, stored: Mapping[str, StoredTensor]) -> bool:
+    """Whether a tensor's name shows that it describes quantised weights: by itself, or as the scale of one of them."""
+    if OF_QUANTISATION.fullmatch(name.rpartition(".")[2]):
+        return True
+    base = OF_PARTNER.sub("", name)
+    described = (stored.get(base) or stored.get(f"{base}.weight")) if base != name else None
+    return described is not None and described.dtype not in UNQUANTISED
 
 
 def _bits(config: Mapping[str, Any]) -> int:
@@ -145,7 +151,7 @@ def _quantised(stored: Mapping[str, StoredTensor]) -> Iterator[str]:
     for name, tensor in sorted(stored.items()):
         if tensor.dtype not in UNQUANTISED:
             yield f"{name} of dtype {tensor.dtype}"
-        elif quantises(name):
+        elif quantises(name, stored):
             yield name
 
 

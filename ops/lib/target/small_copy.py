@@ -40,7 +40,7 @@ OF_SIZE: Mapping[int, tuple[str, ...]] = {
     VOCABULARY: ("vocab_size", "vocab_size_per_layer_input"),
 }
 SMALL = {name: size for size, names in OF_SIZE.items() for name in names}
-COMPUTED = ("qk_head_dim", "num_kv_shared_layers")  # by the class from the others, or zero
+COMPUTED = ("qk_head_dim",)  # by the class from the others
 VISION: Mapping[str, Any] = {
     "depth": 2,
     "hidden_size": 32,
@@ -55,6 +55,8 @@ VISION: Mapping[str, Any] = {
     "patch_size": 4,
     "window_size": 16,
 }
+SHARED = "num_kv_shared_layers"  # of Gemma 3n and 4: its last layers, which use the keys of earlier ones of their kind
+ATTENTION = "attn_layer_indices"  # of Bamba: its layers of attention; all others are Mamba
 PATTERN = "hybrid_override_pattern"  # of Nemotron-H: the kinds of its layers, a letter each
 SCALED = ("short_factor", "long_factor")  # lists of a rope with a number for each pair of dimensions
 MOST_LAYERS, LEAST_LAYERS = 8, 4
@@ -80,7 +82,7 @@ def small_copy(config: Mapping[str, Any], seed: int = 0, dtype: torch.dtype = to
             with torch.inference_mode():
                 model(input_ids=torch.arange(1, 20)[None], use_cache=False)
         except CREATION_ERRORS as error:
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise DataError(f"no small copy of this {config.get('model_type')} can be made: {reason}") from error
     text = text_part(with_defaults(content))
     info = {"num_layers": text["num_hidden_layers"], "hidden_size": text["hidden_size"], "eos_token_ids": []}
@@ -105,6 +107,9 @@ def _small_text(text: Mapping[str, Any]) -> dict[str, Any]:
     depth = text["num_hidden_layers"]
     small = {name: value for name, value in text.items() if name not in COMPUTED}
     layers = _layers(text)
+    if SHARED in text:  # behind layers of every kind
+        small[SHARED] = min(text[SHARED] or 0, layers, depth - layers) if text.get("layer_types") else 0
+        layers += small[SHARED]
     for name, value in text.items():
         if name in SMALL and isinstance(value, int) and value:
             small[name] = SMALL[name]
@@ -115,6 +120,8 @@ def _small_text(text: Mapping[str, Any]) -> dict[str, Any]:
     if "head_dim" in text:  # which may be null
         small["head_dim"] = HEAD
     small["num_hidden_layers"] = layers
+    if text.get(ATTENTION):
+        small[ATTENTION] = [layers - 1]
     heads, keys = text.get("num_attention_heads") or 1, text.get("num_key_value_heads")
     if keys:
         small["num_key_value_heads"] = 4 if keys >= heads else min(keys, 2)

@@ -64,7 +64,7 @@ def weights_mistakes(directory: Path, config: Mapping[str, Any], stored: Mapping
     if config.get("auto_map"):
         return mistakes
     if config.get("model_type") in QWEN:
-        unexpected = [name for name in sorted(stored) if not quantises(name) and _is_unexpected(name, config)]
+        unexpected = [name for name in sorted(stored) if not quantises(name, stored) and _is_unexpected(name, config)]
         if unexpected:
             mistakes.append(unexpected_tensors(directory, unexpected))
     return mistakes + _head_mistakes(directory, is_tied(config), stored)

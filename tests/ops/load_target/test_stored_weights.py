@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from any_targets import any_checkpoint
 from fake_stage import FakeStage
 from family_checkpoints import HIDDEN, VOCABULARY, make_checkpoint
 from safetensors.torch import load_file, save_file
@@ -103,6 +104,35 @@ def test_quantised_weights_are_refused_by_what_shows_them(copy, settings, tensor
         f"TARGET: quantised weights ({sign}), and of those only fp8, mxfp4, awq, gptq, compressed-tensors are taken, "
         "as quant_method of quantization_config in config.json; use the checkpoint that it was quantised from"
     )
+
+
+# Sizes of a Gemma 4 with experts, whose published tensors have scales of their own.
+GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 16,
+    "sliding_window": 8,
+    "hidden_size_per_layer_input": 0,
+    "vocab_size_per_layer_input": 400,
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
+
+
+def test_scales_that_a_model_has_of_its_own_are_no_quantisation(tmp_path):
+    folder = any_checkpoint("gemma4_text", tmp_path / "checkpoint", **GEMMA4)
+    names = {name.rpartition("layers.0.")[2] for name in load_file(folder / "model.safetensors")}
+    assert {"router.scale", "router.per_expert_scale", "router.proj.weight", "layer_scalar"} <= names
+    Target.load(load(folder))
+    others = ("vision_tower.std_scale", "audio_tower.layers.0.self_attn.per_dim_scale", "altup.correct_output_scale")
+    names = (*others, "model.layers.0.hc_scale", "hc_head.scale")
+    change_tensors(folder, **{name: SCALE.clone() for name in names})
+    assert {} == missing_here(LoadTarget(checkpoint=str(folder)))
+    change_tensors(folder, **{"model.layers.0.router.proj.weight": CODES.to(torch.int8)})
+    assert "layers.0.router.proj.weight of dtype I8)" in refusal(folder)
+    change_tensors(folder, **{"model.layers.0.router.proj.scale": SCALE})
+    assert "layers.0.router.proj.scale, model.layers.0.router.proj.weight of dtype I8)" in refusal(folder)
 
 
 def test_quantisation_that_only_the_text_config_names_is_refused(copy):

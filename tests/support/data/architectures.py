@@ -13,6 +13,13 @@ from ops.lib.vision.family_config import with_defaults
 # What published files of these types have, and their classes leave empty.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6, "n_routed_experts": 64, "topk_group": 1, "n_group": 1},
+    "bamba": {"attn_layer_indices": [9, 18, 27]},
+    "granitemoehybrid": {
+        "layer_types": [*["mamba"] * 5, "attention", *["mamba"] * 4] * 4,
+        "num_hidden_layers": 40,
+        "num_local_experts": 64,
+        "num_experts_per_tok": 6,
+    },
     "nemotron": {"num_key_value_heads": 8},
     "granite": {"logits_scaling": 8.0, "embedding_multiplier": 12.0, "attention_multiplier": 0.0625},
     "granitemoe": {"logits_scaling": 8.0, "embedding_multiplier": 12.0},
@@ -31,6 +38,7 @@ OTHERS = (
     *("minimax_m2", "opt", "gpt_neox", "lfm2", "jamba", "falcon_h1", "helium", "vaultgemma", "persimmon"),
     *("hyperclovax", "afmoe", "nanochat", "solar_open", "cwm", "bitnet", "jais2", "mellum", "diffllama", "jetmoe"),
     *("biogpt", "glm_moe_dsa", "youtu", "qwen3_5_text", "qwen3_5", "qwen3_vl", "qwen3_vl_moe"),
+    *("granitemoehybrid", "bamba"),
 )
 # The first check that fails, and a part of its sentence.
 NOT = {
@@ -42,7 +50,6 @@ NOT = {
     "gptj": (LAYERS, "'GPTJModel' object has no attribute 'layers'"),
     "longcat_flash": (LAYERS, "28 layers, and 4 by its config"),
     "minimax": (PADDING, "MiniMax uses cache of its own"),
-    "granitemoehybrid": (BLOCKS, "its cache cannot be put back to where it was before a verification"),
     "nemotron_h": (BLOCKS, "of the largest value"),
     "recurrent_gemma": (PADDING, "of the largest value"),
     "doge": (LAYERS, "of the largest value"),

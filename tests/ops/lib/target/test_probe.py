@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from fake_stage import FakeStage
 
 from dsl.errors import DataError
 from ops.lib.data.files import read_json
+from ops.lib.target import probe as probes
 from ops.lib.target.cache import Rows
+from ops.lib.target.cache_trial import ordinary_tokens
 from ops.lib.target.head_settings import HeadSettings
 from ops.lib.target.model import Target
-from ops.lib.target.probe import probe_config, probe_target
+from ops.lib.target.probe import Speculated, probe_config, probe_target, probe_weights, speculated_answers
 from ops.lib.target.probed import BLOCKS, HEAD, LAYERS, PADDING, SPECULATION, Check, Probe, kept_probes, probe_of_copy
 from ops.lib.target.small_copy import small_config, small_copy
 from ops.lib.vision.family_config import QWEN
@@ -141,6 +144,41 @@ def test_a_target_without_its_layers_is_refused_and_one_that_cannot_verify_is_wa
     assert "measurements.json" not in read_json(out / "target.json")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "copy_holds", "tried", "holds"), [(1, True, 2, True), (1, False, 1, False), (9, True, 3, False)]
+)
+def test_weights_of_whose_copy_all_holds_are_tried_with_other_texts(
+    monkeypatch: pytest.MonkeyPatch, wrong: int, copy_holds: bool, tried: int, holds: bool
+) -> None:
+    texts: list[list[int]] = []
+
+    def exchanged(target: Target, samples: Any, plain: Any) -> list[Speculated]:
+        texts.append(samples[0].input_ids.tolist())
+        found = speculated_answers(target, samples, plain)
+        return [(tokens, 0.5) for tokens, _ in found] if len(texts) <= wrong else found
+
+    monkeypatch.setattr("ops.lib.target.probe.speculated_answers", exchanged)
+    probe = probe_weights(small_copy(config_of("llama")), copy_holds)
+    assert ([] if holds else [BLOCKS]) == [check.name for check in probe.failed]
+    assert tried == len(texts) == len({tuple(text) for text in texts})
+    assert "the weights" == probe.on
+
+
+def test_weights_that_are_no_target_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = small_copy(config_of("granite"))
+    monkeypatch.setattr("ops.lib.target.model.head_settings", without(HeadSettings()))
+    turns: list[int] = []
+    original = probes._texts
+
+    def counted(target: Target, turn: int) -> list[list[int]]:
+        turns.append(turn)
+        return original(target, turn)
+
+    monkeypatch.setattr(probes, "_texts", counted)
+    assert "measured on the weights" in probe_weights(target, copy_holds=True).refusal
+    assert [0] == turns
+
+
 @pytest.mark.filterwarnings("ignore:.*fast path is not available")
 def test_a_nemotron_h_as_its_files_are_is_not_evaluated() -> None:
     file = config_of("nemotron_h")
@@ -153,9 +191,60 @@ def test_a_nemotron_h_as_its_files_are_is_not_evaluated() -> None:
     assert "blocks through its cache, accepted in part, give what single tokens give" in probe.unverified
 
 
+@pytest.mark.filterwarnings("ignore:.*fast path is not available")
+@pytest.mark.parametrize(
+    ("kind", "only_mamba", "reason"),
+    [
+        ("granitemoehybrid", {"layer_types": ["mamba"] * 40}, "its cache cannot be put back to where it was"),
+        ("bamba", {"attn_layer_indices": None}, "to only contain LinearAttention"),
+    ],
+)
+def test_a_hybrid_that_has_mamba_layers_only_is_not_evaluated(
+    kind: str, only_mamba: dict[str, Any], reason: str
+) -> None:
+    probe = probe_config(config_of(kind) | only_mamba)
+    assert {BLOCKS, SPECULATION} <= {check.name for check in probe.failed}
+    assert reason in probe.unverified
+
+
 def test_what_cannot_be_made_small_is_said() -> None:
     with pytest.raises(DataError, match="no small copy of this nemotron can be made: "):
         probe_of_copy({**config_of("nemotron"), "num_key_value_heads": None})
+
+
+def test_what_a_library_prints_is_no_part_of_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text('print("a line of a library")\n')
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    assert () == probe_of_copy(config_of("llama")).failed
+
+
+@pytest.mark.parametrize("field", ["image_token_id", "image_token_index", "eos_token_id"])
+def test_ordinary_tokens_are_those_that_the_config_does_not_name(field: str) -> None:
+    target = small_copy(config_of("llama"))
+    assert 77 in ordinary_tokens(target)
+    setattr(target.model.config, field, 77)
+    assert 77 not in ordinary_tokens(target)
+
+
+def test_the_whole_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(_model: torch.nn.Module) -> None:
+        raise ImportError("\nA model requires\n  the timm library")
+
+    monkeypatch.setattr("ops.lib.target.small_copy._make_lively", lacking)
+    with pytest.raises(DataError, match=r"can be made: ImportError: A model requires the timm library$"):
+        small_copy(config_of("llama"))
+
+
+def test_layers_that_share_keys_are_tried() -> None:
+    config = config_of("gemma4_text")
+    assert 0 == small_config(config)["num_kv_shared_layers"]
+    config |= {"num_kv_shared_layers": 20}
+    small = small_config(config)
+    assert (12, 6) == (small["num_hidden_layers"], small["num_kv_shared_layers"])
+    assert set(small["layer_types"][:6]) == set(small["layer_types"][6:]) == set(config["layer_types"])
+    target = small_copy(config)
+    assert 6 == sum(layer.self_attn.is_kv_shared_layer for layer in target.decoder_layers)
+    assert () == probe_target(target).failed
 
 
 def test_a_small_copy_has_every_kind_of_layer_and_a_short_window() -> None:
