@@ -152,7 +152,10 @@ def test_the_types_that_need_dflows_launcher_are_those_that_the_installed_classe
         ({"architectures": ["Olmo2ForCausalLM"]}, r"keeps no hidden states of layers in its Olmo2ForCausalLM"),
         ({"architectures": ["OwnForCausalLM"]}, "has no model class of its own for it"),
         ({"architectures": None}, "has no model class of its own for it"),
-        ({"vision_config": {"depth": 2}}, "captures Qwen's vision families and text models, and the target is a llama"),
+        (
+            {"vision_config": {"depth": 2}},
+            "a llama with a vision tower, and in SGLang dflow runs only Qwen's",
+        ),
     ],
 )
 def test_a_target_without_such_a_class_is_refused_with_the_other_backend(tmp_path, changes, reason):
