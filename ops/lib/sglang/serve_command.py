@@ -48,7 +48,8 @@ class Served:
 
     pixels: min_pixels and max_pixels of the training's images, both, if they differ from the target's. dtype: of
     weights and cache; SGLang's default would turn a float32 checkpoint into float16. server_args: SGLang's arguments in
-    the training's capture, from features.json. versions: those of SGLang that may serve.
+    the training's capture, from features.json. versions: those of SGLang that may serve. lacking: whether the target's
+    class in the installed SGLang lacks what DFLASH needs, whatever the model_type says.
     """
 
     model_type: str
@@ -59,6 +60,7 @@ class Served:
     trust_remote_code: bool = False
     server_args: Mapping[str, Any] = Factory(dict)
     versions: tuple[str, ...] = VERSIONS
+    lacking: bool = False
 
     @property
     def captured_flags(self) -> list[str]:
@@ -68,7 +70,7 @@ class Served:
     @property
     def unfit_versions(self) -> tuple[str, ...]:
         """The versions of SGLang whose launcher fails for this target with a draft, so that dflow's must be used."""
-        return tuple(version for version in self.versions if self.model_type in PATCHED_TYPES.get(version, ()))
+        return tuple(each for each in self.versions if self.lacking or self.model_type in PATCHED_TYPES.get(each, ()))
 
     @property
     def environment(self) -> dict[str, str]:
