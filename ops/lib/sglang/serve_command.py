@@ -35,8 +35,14 @@ PATCHED_TYPES: Mapping[str, frozenset[str]] = {
     "0.5.21": _LACKING | {"qwen3_5_text", "qwen3_5_moe_text", "minimax_m3_vl"},
     "0.5.23": _LACKING | {"exaone_moe"},
 }
-# Linear attention keeps a convolution state, which SGLang stores in bfloat16 whatever the dtype of the model.
-CONVOLUTION_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
+# Of the targets that SGLang serves, those that keep a convolution state (linear attention, Mamba, short convolutions),
+# which SGLang stores in bfloat16 whatever the dtype of the model; a test compares them with the installed configs.
+CONVOLUTION_TYPES = frozenset(
+    {
+        *("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
+        *("lfm2", "lfm2_moe", "lfm2_vl", "nemotron_h"),
+    }
+)
 # The server_args of a capture that change what the target computes; the others choose kernels and memory.
 NUMBER_FORMATS = ("kv_cache_dtype", "mamba_ssm_dtype", "quantization")
 IMAGE_BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens.json -> SGLang's name
