@@ -14,8 +14,10 @@ from attrs import evolve
 
 from dsl.errors import ConfigError, DataError
 from executor.model_tools.served import ServedRun
+from ops.lib.data.files import read_json
 from ops.lib.drafts.algorithms import plain
 from ops.lib.sglang import serve_command as sglang_command
+from ops.lib.sglang.model_classes import served_class, unserved
 from ops.lib.sglang.serve_command import REFUSAL, Address, Served
 from ops.lib.sglang.version import either, installed_version, require_sglang
 from ops.lib.vllm import serve_command as vllm_command
@@ -116,6 +118,8 @@ class SGLangEngine(Engine):
 
     def command(self, run: ServedRun, address: Address, extra: Sequence[str]) -> list[str]:
         served = _for_installed(run)
+        if reason := _unserved(run):
+            raise DataError(reason)
         command = sglang_command.launch_command(str(run.target), served, run.draft, address=address, extra=extra)
         return [sys.executable, *command[1:]]
 
@@ -148,11 +152,19 @@ class SGLangEngine(Engine):
 
 
 def _for_installed(run: ServedRun) -> Served:
-    """The serving settings, reduced to the installed version of SGLang; unchanged if that version may not serve the
-    draft.
+    """The serving settings, reduced to the installed version of SGLang and what its class of the target lacks;
+    unchanged if that version may not serve the draft.
     """
     found = installed_version()
-    return evolve(run.served, versions=(found,)) if found in run.served.versions else run.served
+    if found not in run.served.versions:
+        return run.served
+    target = served_class(read_json(run.target / "config.json"))
+    return evolve(run.served, versions=(found,), lacking=target is not None and target.way == "patch")
+
+
+def _unserved(run: ServedRun) -> str | None:
+    """Why the installed SGLang does not serve a draft for the target; None if it does, or is not the one to serve."""
+    return unserved(read_json(run.target / "config.json")) if installed_version() in run.served.versions else None
 
 
 class VLLMEngine(Engine):

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from attrs import define, frozen
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
@@ -141,11 +142,16 @@ def device_batch(
     Raises DataError, with its name, for a sample whose images the model does not take.
     """
     inputs = target.inputs(samples)
-    with target.capture_inputs(layer_ids) as captured:
-        try:
+    try:
+        with target.capture_inputs(layer_ids) as captured:
             final_BSM = target.hidden(inputs)
-        except DataError as error:
-            for sample in samples if len(samples) > 1 else ():
-                device_batch(target, [sample], layer_ids)
+    except DataError as error:
+        if len(samples) == 1:
             raise DataError(f'sample "{samples[0].id}": {error}') from error
-    return captured.features(), final_BSM if final_hidden else None
+    else:
+        return captured.features(), final_BSM if final_hidden else None
+    # A sample that is refused alone is named; if none is, only their batch was, and each one's states are the result.
+    alone = [device_batch(target, [sample], layer_ids, final_hidden=final_hidden) for sample in samples]
+    features_BSF = pad_sequence([features[0] for features, _ in alone], batch_first=True)
+    finals = [final[0] for _, final in alone if final is not None]
+    return features_BSF, pad_sequence(finals, batch_first=True) if finals else None

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dsl.errors import ConfigError, DataError
-from ops.lib.sglang.model_classes import ModelClass, served_class
-from ops.lib.vision.family_config import check_served_config, is_qwen, patch_dim, text_part
+from ops.lib.sglang.model_classes import ModelClass, not_run, served_class
+from ops.lib.vision.family_config import check_served_config, patch_dim, text_part
 
 if TYPE_CHECKING:
     from ops.capture_targets.op import CaptureTargets
@@ -45,15 +45,9 @@ def check_class(config: Mapping[str, Any]) -> ModelClass | None:
     """The class of the installed SGLang that captures a target; None without SGLang. Raises DataError without such a
     class, and for images of a family that is not Qwen's.
     """
-    found = served_class(config)
-    if found is not None and found.way == "none":
-        raise DataError(f"the target is a {config.get('model_type')}: {found.sentence}: {REMEDY}")
-    if config.get("vision_config") and not is_qwen(config):
-        raise DataError(
-            f"the sglang backend captures Qwen's vision families and text models, and the target is a "
-            f"{config.get('model_type')} with a vision tower: {REMEDY}"
-        )
-    return found
+    if reason := not_run(config):
+        raise DataError(f"{reason}: {REMEDY}")
+    return served_class(config)
 
 
 def check_config(config: Mapping[str, Any], options: CaptureTargets) -> None:

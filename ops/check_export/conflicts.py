@@ -17,7 +17,7 @@ from ops.lib.forecasts import (
     identity_of,
     of_another_target,
 )
-from ops.lib.sglang.model_classes import served_class
+from ops.lib.sglang.model_classes import not_run
 from ops.lib.vision.family_config import check_served_config
 
 
@@ -61,9 +61,8 @@ def _of_serving(config: CheckExport, target: TargetStated | None) -> Iterator[tu
         check_served_config(target.config)
     except DataError as error:
         yield "live", f'{error}; live = "auto" skips the stage'
-    found = served_class(target.config)
-    if found is not None and found.way == "none":
-        yield "live", f'the target is a {target.config.get("model_type")}: {found.sentence}; "auto" skips the stage'
+    if reason := not_run(target.config):
+        yield "live", f'{reason}; "auto" skips the stage'
 
 
 def _of_draft(draft: DraftForecast | None, target: TargetStated | None) -> Iterator[tuple[str, str]]:

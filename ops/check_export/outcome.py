@@ -177,7 +177,7 @@ def card_text(outcome: Outcome) -> str:
         parts.append(f"{len(outcome.prompts)} of these prompts, served by SGLang {outcome.served.version}:")
         parts.append(table(("prompts", "tau as above", "tau served"), compared))
     if outcome.engine and outcome.of_target is not None:
-        parts.append(f"{outcome.of_target}.")
+        parts.append(f"{outcome.of_target[0].upper()}{outcome.of_target[1:]}.")
     return "\n\n".join(parts)
 
 

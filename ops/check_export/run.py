@@ -25,7 +25,7 @@ from ops.lib.drafts.backbone.contract import embedding_warnings, refuse
 from ops.lib.drafts.backbone.load import CONFIG, WEIGHTS
 from ops.lib.drafts.backbone.serving_contract import CARD, SPECULATORS, check_serving, formats_of, is_imported
 from ops.lib.forecasts import ReportForecast, by_field, refuse_conflicts
-from ops.lib.sglang.model_classes import served_class
+from ops.lib.sglang.model_classes import not_run, served_class
 from ops.lib.sglang.serve_command import number_formats
 from ops.lib.sglang.version import require_sglang
 from ops.lib.target.model import read_config
@@ -116,9 +116,8 @@ def serve(config: CheckExport, stage: Stage, prompts: Sequence[Prompt]) -> tuple
         require_sglang("the live stage of check_export", written["dflow"].get("engine"))
     except DataError as error:
         return _skipped(config, error)
-    found = served_class(read_config(target_dir))
-    if found is not None and found.way == "none":
-        return _skipped(config, LiveUnavailable(found.sentence))
+    if reason := not_run(read_config(target_dir)):
+        return _skipped(config, LiveUnavailable(reason))
     try:
         from ops.check_export.live import check_live
 
@@ -128,9 +127,14 @@ def serve(config: CheckExport, stage: Stage, prompts: Sequence[Prompt]) -> tuple
 
 
 def engine_sentence(config: CheckExport, target_config: Mapping[str, Any]) -> str:
-    """A sentence on whether the installed SGLang serves a draft for this target, read from its class."""
+    """A sentence on whether the installed SGLang serves a draft for this target, read from its class.
+
+    Of a class that dflow does not run, for its vision tower, nothing is claimed.
+    """
     found = None if config.live == "off" else served_class(target_config)
-    return UNREAD.removesuffix(".") if found is None else found.sentence
+    if found is None:
+        return UNREAD.removesuffix(".")
+    return not_run(target_config) or found.sentence
 
 
 def _skipped(config: CheckExport, error: DataError) -> tuple[None, str]:

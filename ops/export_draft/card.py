@@ -26,6 +26,10 @@ from ops.lib.vllm.version import VLLM_VERSION
 BEGIN, END = "<!-- accepted length -->", "<!-- end of accepted length -->"
 # Which engine serves a target is read from the installed one, by the gate, whose key has that engine's version.
 UNREAD = "Whether SGLang serves a draft for this target was not checked."
+TOLD_BY_GATE = (
+    "Whether SGLang serves a draft for this target, `check_export` reads from the installed version: see the section "
+    "on accepted lengths. If it does"
+)
 TARGET_PLACE = "$TARGET"
 NOT_SHOWN = frozenset({"seed", "warm_start"})  # of the training's fields; both are in MLflow
 
@@ -139,8 +143,9 @@ def _serving(facts: CardFacts) -> str:
     target = model_id or TARGET_PLACE
     extra = ("--revision", revision) if model_id and revision else ()
     command = launch_command(target, served, _draft_option(facts, "."), extra=extra)
+    in_sglang = f"ith SGLang {either(served.versions)}, in this directory:"
     text = [
-        f"## Serving\n\nWith SGLang {either(served.versions)}, in this directory:",
+        "## Serving\n\n" + (f"W{in_sglang}" if is_qwen(facts.target) else f"{TOLD_BY_GATE}, w{in_sglang}"),
         _shell(shell_line(command, served.environment), model_id),
     ]
     if SPECULATORS in facts.formats:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import attrs
 import pytest
+import torch
 from dflash_cases import LAYERS, NEW_TOKENS, NOISE, Case, changed, make_case
 from fake_stage import FakeStage
 from other_targets import CASES, other_checkpoint
 from sglang.srt.models.gemma3_causal import Gemma3ForCausalLM
 
+from dsl.errors import DataError
 from dsl.finding import block
 from dsl.op import Ref
 from ops.artifacts import Draft, Report
@@ -19,7 +21,9 @@ from ops.check_export.served_prompts import Prompt
 from ops.evaluate.statistics import acceptance_length
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.backbone.contract import embedding_warnings
+from ops.lib.sglang.dflash_worker import DflashEngine
 from ops.lib.sglang.model_classes import EAGLE_SETTER, SETTER
+from ops.lib.sglang.requests import VisionTokens, make_request
 
 SERVED = ("llama", "gemma3_text")
 REFS = {name: Ref(name) for name in ("draft", "target", "tokens", "report")}
@@ -101,13 +105,42 @@ def test_the_gate_names_an_embedding_that_sglang_scales_and_the_training_did_not
     assert "SGLang would embed its tokens by rows times 8" in said
 
 
-def test_a_target_whose_class_keeps_no_states_skips_the_live_stage_by_name(cases, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"architectures": ["Olmo2ForCausalLM"]},
+            "keeps no hidden states of layers in its Olmo2ForCausalLM, so it serves no draft for it",
+        ),
+        (
+            {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {"a": 1}},
+            "a gemma3 with a vision tower, and in SGLang dflow runs only Qwen's vision families and text models",
+        ),
+    ],
+)
+def test_a_target_that_dflow_does_not_run_in_sglang_skips_the_live_stage_by_name(cases, tmp_path, changes, reason):
     case = cases("llama")
     target = attrs.evolve(case.target, path=tmp_path / "target")
     (tmp_path / "target" / "model").mkdir(parents=True)
-    config = read_json(case.checkpoint / "config.json") | {"architectures": ["Olmo2ForCausalLM"]}
-    write_json(tmp_path / "target" / "model" / "config.json", config)
+    write_json(tmp_path / "target" / "model" / "config.json", read_json(case.checkpoint / "config.json") | changes)
     stage = FakeStage(tmp_path / "stage", {"target": target, "draft": case.drafts["noisy"]})
     served, skipped = serve(CheckExport(**REFS), stage, [])
     assert served is None
-    assert "keeps no hidden states of layers in its Olmo2ForCausalLM, so it serves no draft for it" in skipped
+    assert reason in skipped
+
+
+def test_images_of_another_processor_are_refused_and_a_failed_start_leaves_no_runtime(cases, monkeypatch):
+    case = cases("llama")
+    sample = attrs.evolve(case.prompts[0], seen={"pixel_values": torch.zeros(1, 3, 2, 2)})
+    with pytest.raises(DataError, match=f"sample {sample.id}: its images were read by a processor that is not Qwen's"):
+        make_request(sample, sample.input_ids, None)
+
+    def lacking(_config):
+        raise AttributeError("video_token_id")
+
+    started = {"device": "cpu", "dtype": "float32", "pool_tokens": 256}
+    with monkeypatch.context() as patch:
+        patch.setattr(VisionTokens, "of", lacking)
+        with pytest.raises(AttributeError, match="video_token_id"):
+            DflashEngine.start(case.checkpoint, case.drafts["noisy"].path, **started)
+    assert not torch.distributed.is_initialized()

@@ -5,10 +5,13 @@ And what SGLang's source says of its classes, against the classes: the reading d
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import re
 
 import pytest
+import sglang.srt.configs as sglang_configs
 from any_targets import any_checkpoint
 from capture_cases import FAMILIES
 from family_checkpoints import token_sample
@@ -25,7 +28,7 @@ from ops.capture_targets.sglang_targets import COMPARED, capture_note, check_con
 from ops.lib.sglang.layers import WITHOUT_RESIDUAL
 from ops.lib.sglang.model_classes import EAGLE_SETTER, SETTER, architectures, models_folder, served_class
 from ops.lib.sglang.runtime import SglangRuntime
-from ops.lib.sglang.serve_command import PATCHED_TYPES
+from ops.lib.sglang.serve_command import CONVOLUTION_TYPES, PATCHED_TYPES
 from ops.lib.sglang.version import installed_version
 from ops.lib.target.model import Target, describe_target, read_config
 from ops.lib.vision import config_classes
@@ -146,13 +149,39 @@ def test_the_types_that_need_dflows_launcher_are_those_that_the_installed_classe
     assert found | corrected == PATCHED_TYPES[installed_version()]
 
 
+def test_the_types_whose_convolution_state_has_a_dtype_are_those_of_the_installed_configs():
+    """Of the served types that transformers has; SGLang's config of a type has the name of that of transformers."""
+    keeping = {
+        name
+        for module in pkgutil.iter_modules(sglang_configs.__path__)
+        for name, found in vars(importlib.import_module(f"{sglang_configs.__name__}.{module.name}")).items()
+        if hasattr(found, "mamba2_cache_params")
+    }
+    tables = [
+        config_classes._auto_table("modeling_auto", name) for name in (config_classes.CAUSAL, config_classes.IMAGE_TEXT)
+    ]
+    served = {
+        kind
+        for table in tables
+        for kind, name in table.items()
+        if served_class({"architectures": [name]}).way != "none"
+    }
+    names = config_classes._auto_table("auto_mappings", "CONFIG_MAPPING_NAMES")
+    found = {kind for kind in served if names.get(kind) in keeping}
+    wrappers = {"qwen3_5", "qwen3_5_moe"}  # of text models that keep one
+    assert found | wrappers == CONVOLUTION_TYPES
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"architectures": ["Olmo2ForCausalLM"]}, r"keeps no hidden states of layers in its Olmo2ForCausalLM"),
         ({"architectures": ["OwnForCausalLM"]}, "has no model class of its own for it"),
         ({"architectures": None}, "has no model class of its own for it"),
-        ({"vision_config": {"depth": 2}}, "captures Qwen's vision families and text models, and the target is a llama"),
+        (
+            {"vision_config": {"depth": 2}},
+            "a llama with a vision tower, and in SGLang dflow runs only Qwen's",
+        ),
     ],
 )
 def test_a_target_without_such_a_class_is_refused_with_the_other_backend(tmp_path, changes, reason):

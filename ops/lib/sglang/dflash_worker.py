@@ -122,6 +122,9 @@ class DflashEngine:
                 target = TpModelWorker(**common)
                 worker = kind(kind.algorithm.create_worker(arguments)(**common, target_worker=target))
                 _allocate(target, worker.own)
+                vision = VisionTokens.of(place.model_config.hf_config)
+                requests = min(max_requests, target.model_runner.max_running_requests)
+                engine = cls(arguments, target, worker, target.model_runner.model_config, vision, pool_tokens, requests)
                 undo.pop_all()
         except (ValueError, RuntimeError, AssertionError) as error:  # the last one for tensors of other shapes
             if isinstance(error, torch.OutOfMemoryError) or any(said in str(error) for said in NO_ROOM):
@@ -129,9 +132,7 @@ class DflashEngine:
             if not isinstance(error, RuntimeError):
                 raise DraftRefused(f"SGLang refuses to start with {draft_dir}: {error}") from error
             raise
-        vision = VisionTokens.of(place.model_config.hf_config)
-        requests = min(max_requests, target.model_runner.max_running_requests)
-        return cls(arguments, target, worker, target.model_runner.model_config, vision, pool_tokens, requests)
+        return engine
 
     def __enter__(self) -> Self:
         return self

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from ops.lib.sglang.version import installed_version
+from ops.lib.vision.family_config import is_qwen
 
 SETTER, EAGLE_SETTER = "set_dflash_layers_to_capture", "set_eagle3_layers_to_capture"
 Way = Literal["hook", "patch", "none"]
@@ -61,6 +62,29 @@ def served_class(config: Mapping[str, Any]) -> ModelClass | None:
             found = _Class.of(file, architecture)
             return ModelClass(architecture, "none" if found is None else found.way())
     return ModelClass("", "none")
+
+
+def unserved(config: Mapping[str, Any]) -> str | None:
+    """Why the installed SGLang serves no draft for a target, by its class; None if it does, or without SGLang."""
+    found = served_class(config)
+    if found is None or found.way != "none":
+        return None
+    return f"the target is a {config.get('model_type')}: {found.sentence}"
+
+
+def not_run(config: Mapping[str, Any]) -> str | None:
+    """Why dflow itself does not run a target in SGLang, to capture features or to check a draft; None if it does.
+
+    A target that is not Qwen's and has a vision tower is not run without SGLang either.
+    """
+    if reason := unserved(config):
+        return reason
+    if not config.get("vision_config") or is_qwen(config):
+        return None
+    return (
+        f"the target is a {config.get('model_type')} with a vision tower, and in SGLang dflow runs only Qwen's vision "
+        "families and text models"
+    )
 
 
 def models_folder() -> Path | None:

@@ -75,8 +75,14 @@ def make_request(sample: TokenSample, input_ids: Tensor, vision: VisionTokens | 
     """A greedy request for `input_ids` int64 [S], all of the sample's ids or a prefix, with its images.
 
     Image tokens are expanded already, as in every TokenSample. SGLang finds an image by padding values derived from its
-    hash. Raises DataError if the prefix and the images do not fit (see `check_expansion`).
+    hash. Raises DataError if the prefix and the images do not fit (see `check_expansion`), and for images that another
+    processor than Qwen's has read.
     """
+    if sample.seen:
+        raise DataError(
+            f"sample {sample.id}: its images were read by a processor that is not Qwen's, and dflow gives SGLang only "
+            "images of Qwen's: remove it"
+        )
     ids = array("q", input_ids.tolist())
     images = None
     if len(sample.image_grid_thw):

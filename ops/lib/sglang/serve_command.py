@@ -35,8 +35,14 @@ PATCHED_TYPES: Mapping[str, frozenset[str]] = {
     "0.5.21": _LACKING | {"qwen3_5_text", "qwen3_5_moe_text", "minimax_m3_vl"},
     "0.5.23": _LACKING | {"exaone_moe"},
 }
-# Linear attention keeps a convolution state, which SGLang stores in bfloat16 whatever the dtype of the model.
-CONVOLUTION_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"})
+# Of the targets that SGLang serves, those that keep a convolution state (linear attention, Mamba, short convolutions),
+# which SGLang stores in bfloat16 whatever the dtype of the model; a test compares them with the installed configs.
+CONVOLUTION_TYPES = frozenset(
+    {
+        *("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
+        *("lfm2", "lfm2_moe", "lfm2_vl", "nemotron_h"),
+    }
+)
 # The server_args of a capture that change what the target computes; the others choose kernels and memory.
 NUMBER_FORMATS = ("kv_cache_dtype", "mamba_ssm_dtype", "quantization")
 IMAGE_BACKENDS = {"pillow": "pil", "torchvision": "torchvision"}  # as in tokens.json -> SGLang's name
@@ -48,7 +54,8 @@ class Served:
 
     pixels: min_pixels and max_pixels of the training's images, both, if they differ from the target's. dtype: of
     weights and cache; SGLang's default would turn a float32 checkpoint into float16. server_args: SGLang's arguments in
-    the training's capture, from features.json. versions: those of SGLang that may serve.
+    the training's capture, from features.json. versions: those of SGLang that may serve. lacking: whether the target's
+    class in the installed SGLang lacks what DFLASH needs, whatever the model_type says.
     """
 
     model_type: str
@@ -59,6 +66,7 @@ class Served:
     trust_remote_code: bool = False
     server_args: Mapping[str, Any] = Factory(dict)
     versions: tuple[str, ...] = VERSIONS
+    lacking: bool = False
 
     @property
     def captured_flags(self) -> list[str]:
@@ -68,7 +76,7 @@ class Served:
     @property
     def unfit_versions(self) -> tuple[str, ...]:
         """The versions of SGLang whose launcher fails for this target with a draft, so that dflow's must be used."""
-        return tuple(version for version in self.versions if self.model_type in PATCHED_TYPES.get(version, ()))
+        return tuple(each for each in self.versions if self.lacking or self.model_type in PATCHED_TYPES.get(each, ()))
 
     @property
     def environment(self) -> dict[str, str]:

@@ -5,6 +5,7 @@ B batch, S sequence length, R pixel rows, I images, V vocabulary, M hidden size 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,9 @@ from ops.lib.vision.batch import ModelInputs, collate
 from ops.lib.vision.families import AnyText, AnyVision, Family, Qwen3Vl, VisionFamily, family_of, is_expert
 from ops.lib.vision.family_config import LEFT_OUT, TIED, is_tied, text_part, with_defaults
 from ops.lib.vision.processor import LOADING_ERRORS
+
+# What torch says of tensors that do not fit together, as images and the tokens for them.
+OF_SIZES = re.compile(r"\b(?:sizes?|shapes?|elements?|dimensions?|images?|tokens?)\b", re.IGNORECASE)
 
 
 @define
@@ -148,14 +152,18 @@ class Target:
         return self._run(self.model.base_model, inputs, {"use_cache": False}).last_hidden_state
 
     def _run(self, model: Any, inputs: ModelInputs, options: Mapping[str, Any]) -> Any:
-        """The output of the model or its base. Raises DataError where its vision tower and the image tokens differ."""
+        """The output of the model or its base. Raises DataError where its vision tower and the image tokens differ.
+
+        What torch raises of other things than sizes, such as a fault of the device, is raised as it is.
+        """
         arguments = self.model_arguments(inputs)
         try:
             output = model(**arguments, **options)
         except torch.OutOfMemoryError:
             raise
         except (ValueError, RuntimeError) as error:
-            if not inputs.seen_or_none():
+            is_about_images = isinstance(error, ValueError) or OF_SIZES.search(str(error))
+            if not inputs.seen_or_none() or not is_about_images:
                 raise
             raise DataError(f"the model does not take these images: {error}") from error
         self.family.check_seen(inputs, output)

@@ -506,6 +506,36 @@ def test_vllms_command_names_its_own_method_and_another_algorithm_is_refused_by_
         ENGINES["vllm"].command(other, address, ())
 
 
+@pytest.mark.parametrize(
+    ("body", "launcher"),
+    [
+        ("def set_dflash_layers_to_capture(self, layers): ...", "sglang.launch_server"),
+        ("def set_eagle3_layers_to_capture(self, layers): ...", "ops.lib.sglang.launch_server"),
+        ("pass", None),
+    ],
+)
+def test_the_targets_class_in_the_installed_sglang_chooses_the_launcher_or_refuses(
+    tmp_path, monkeypatch, body, launcher
+):
+    _store, run = found(tmp_path)
+    (run.target / "config.json").write_text(json.dumps({"model_type": "own", "architectures": ["OwnForCausalLM"]}))
+    run = evolve(run, served=evolve(run.served, model_type="own"))
+    models = tmp_path / "sglang" / "srt" / "models"
+    models.mkdir(parents=True)
+    (tmp_path / "sglang" / "__init__.py").touch()
+    (models / "own.py").write_text(f"class OwnForCausalLM:\n    {body}\nEntryClass = OwnForCausalLM\n")
+    described = tmp_path / f"sglang-{VERSIONS[-1]}.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {VERSIONS[-1]}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if launcher is None:
+        with pytest.raises(DataError, match=r"the target is a own: SGLang .* serves no draft for it"):
+            ENGINES["sglang"].command(run, Address(), ())
+    else:
+        assert launcher == ENGINES["sglang"].command(run, Address(), ())[2]
+        assert launcher.startswith("ops") is bool(ENGINES["sglang"].notice(run))
+
+
 def test_what_vllm_was_not_tried_with_and_an_engine_that_it_is_not_are_warned_of(tmp_path):
     _store, served = found(tmp_path)
     assert () == tuple(ENGINES["vllm"].warnings(served))

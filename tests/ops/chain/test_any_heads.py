@@ -173,6 +173,10 @@ def test_losses_and_gradients_are_those_of_the_plain_formula(chain: Chain, kind:
 def test_the_export_holds_scales_and_cap_and_passes_the_gate(chain: Chain) -> None:
     written = read_json(chain.checked.path / "draft" / "config.json")
     unread = "Whether SGLang serves a draft for this target was not checked."
+    assert (
+        "Serving\n\nWhether SGLang serves a draft for this target, `check_export` reads"
+        in (chain.draft.path / "README.md").read_text()
+    )
     for folder in (chain.draft.path, chain.checked.path / "draft"):  # the gate was told not to look
         assert 1 == (folder / "README.md").read_text().count(unread)
     expected = KINDS[chain.kind][1]

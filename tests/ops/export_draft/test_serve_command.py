@@ -104,6 +104,8 @@ def test_further_arguments_come_last_and_so_win():
 
 def test_a_convolution_state_has_the_dtype_of_the_model():
     assert {"SGLANG_MAMBA_CONV_DTYPE": "float32"} == served("qwen3_5", dtype="float32").environment
+    for kind in ("lfm2", "lfm2_moe", "lfm2_vl", "nemotron_h"):
+        assert {"SGLANG_MAMBA_CONV_DTYPE": "float16"} == served(kind, dtype="float16").environment
     assert {} == served("qwen3_5").environment
     assert {} == served("qwen3", dtype="float32").environment
 

@@ -130,7 +130,9 @@ def test_a_plan_says_how_a_target_is_captured_and_refuses_one_that_is_not():
         r'serves no draft for it: use backend = "huggingface"$',
     ):
         check_config(LLAMA | {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}, OPTIONS)
-    with pytest.raises(DataError, match=r'a llama with a vision tower: use backend = "huggingface"'):
+    with pytest.raises(
+        DataError, match=r'a llama with a vision tower, and .* text models: use backend = "huggingface"'
+    ):
         check_config(LLAMA | {"vision_config": {"depth": 2}}, OPTIONS)
 
 
@@ -147,6 +149,11 @@ def test_the_gate_says_which_class_serves_the_target_and_a_plan_refuses_to_requi
     (mistake,) = conflicts(evolve(gate, live="required"), draft_only).values()
     assert mistake.startswith("the target is a olmo2: SGLang 0.5.23 keeps no hidden states of layers")
     assert mistake.endswith('; "auto" skips the stage')
+    seeing = TargetStated(config=LLAMA | {"vision_config": {"depth": 2}})
+    (mistake,) = conflicts(evolve(gate, live="required"), draft_only | {"target": seeing}).values()
+    assert "the target is a llama with a vision tower" in mistake
+    assert {} == conflicts(gate, draft_only | {"target": seeing})
+    assert "the target is a llama with a vision tower" in engine_sentence(gate, seeing.config)
 
 
 def test_without_sglang_nothing_is_said_of_its_classes(monkeypatch):

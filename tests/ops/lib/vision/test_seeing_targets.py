@@ -292,6 +292,54 @@ def test_a_prompt_with_more_image_tokens_than_are_taken_is_refused_while_it_is_c
             assert refused and fault.reason == TOO_LONG
 
 
+def test_samples_that_pass_alone_are_the_result_where_only_their_batch_is_refused(cases: Any) -> None:
+    case = cases("gemma3")
+    samples = list(case.samples.values())
+
+    def refuse_batches(_module: Any, _given: Any, named: dict[str, Any]) -> None:
+        if len(named["input_ids"]) > 1:
+            raise ValueError("images of a batch")
+
+    expected = device_batch(case.target, samples, case.layers, final_hidden=True)
+    hook = case.target.model.base_model.register_forward_pre_hook(refuse_batches, with_kwargs=True)
+    try:
+        found = device_batch(case.target, samples, case.layers, final_hidden=True)
+    finally:
+        hook.remove()
+    for one, other in zip(found, expected, strict=True):
+        assert one is not None
+        assert other is not None
+        assert one.shape == other.shape
+        for row, sample in enumerate(samples):
+            length = len(sample.input_ids)
+            torch.testing.assert_close(one[row, :length], other[row, :length], rtol=1e-4, atol=1e-4)
+
+
+def test_a_fault_of_the_device_is_not_said_of_the_images(cases: Any) -> None:
+    case = cases("gemma3")
+
+    def failing(said: str) -> Any:
+        def fail(_module: Any, _given: Any) -> None:
+            raise RuntimeError(said)
+
+        return case.target.model.base_model.register_forward_pre_hook(fail)
+
+    for said, expected in (
+        (
+            "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported at another call",
+            RuntimeError,
+        ),
+        ("shape mismatch: value tensor of shape [3, 64] cannot be broadcast", DataError),
+    ):
+        hook = failing(said)
+        try:
+            with pytest.raises(expected, match=said.partition(":")[0]) as raised:
+                device_batch(case.target, [case.samples["one"]], case.layers)
+        finally:
+            hook.remove()
+        assert ("the model does not take these images" in str(raised.value)) is (expected is DataError)
+
+
 def test_what_its_processor_cannot_do_is_said_and_texts_are_read_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
