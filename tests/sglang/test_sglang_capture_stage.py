@@ -25,7 +25,6 @@ from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import BatchPlan, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets import sglang as sglang_backend
-from ops.capture_targets import sglang_targets
 from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.run import capture_targets
 from ops.lib.data.files import read_json, write_json
@@ -229,10 +228,13 @@ def test_a_sample_beyond_the_targets_context_is_refused_by_name(tokens, target, 
         capture(tmp_path, tokens, target)
 
 
-def test_a_family_that_sglang_was_not_seen_to_capture_is_refused(tokens, target, tmp_path, nothing_loaded, monkeypatch):
-    monkeypatch.setattr(sglang_targets, "MODEL_TYPES", ("qwen3",))
-    with pytest.raises(DataError, match='captures qwen3, and the target is a qwen3_vl: use backend = "huggingface"'):
-        capture(tmp_path, tokens, target)
+def test_a_family_whose_layers_sglang_does_not_keep_is_refused(tokens, target, tmp_path, nothing_loaded):
+    folder = tmp_path / "target"
+    config = read_json(target.path / "model" / "config.json") | {"architectures": ["GPT2LMHeadModel"]}
+    write_json(make_dir(folder / "model") / "config.json", config)
+    write_json(folder / "target.json", read_json(target.path / "target.json"))
+    with pytest.raises(DataError, match=r'in its GPT2LMHeadModel.*: use backend = "huggingface"'):
+        capture(tmp_path, tokens, evolve(target, path=folder))
 
 
 def test_a_qwen25_vl_whose_pixels_sglang_would_take_for_embeddings_is_refused(tokens, target, tmp_path, nothing_loaded):
