@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SETTINGS = ("quantization_config", "compression_config")  # of config.json, or of a part of it
 FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 UNQUANTISED = ("F64", "F32", "F16", "BF16")  # dtypes by safetensors
+OF_BUFFERS = ("I64", "BOOL")  # of positions and masks that older checkpoints have among their weights
 # Last names that only quantisation gives: models have a `scale`, `std_scale` or `per_expert_scale` of their own.
 OF_QUANTISATION = re.compile(
     r"(weight|input|output|k|v)(_global)?_scale(_\d+)?|.+_scale_inv|(.+_)?scales|.+_zero_point|qzeros|qweight|weight_packed"
@@ -149,7 +150,7 @@ def _method(settings: Any) -> str:
 
 def _quantised(stored: Mapping[str, StoredTensor]) -> Iterator[str]:
     for name, tensor in sorted(stored.items()):
-        if tensor.dtype not in UNQUANTISED:
+        if tensor.dtype not in (*UNQUANTISED, *OF_BUFFERS):
             yield f"{name} of dtype {tensor.dtype}"
         elif quantises(name, stored):
             yield name

@@ -128,6 +128,7 @@ def test_scales_that_a_model_has_of_its_own_are_no_quantisation(tmp_path):
     others = ("vision_tower.std_scale", "audio_tower.layers.0.self_attn.per_dim_scale", "altup.correct_output_scale")
     names = (*others, "model.layers.0.hc_scale", "hc_head.scale")
     change_tensors(folder, **{name: SCALE.clone() for name in names})
+    change_tensors(folder, position_ids=torch.arange(4), **{"model.layers.0.attention.bias": torch.ones(4, 4).bool()})
     assert {} == missing_here(LoadTarget(checkpoint=str(folder)))
     change_tensors(folder, **{"model.layers.0.router.proj.weight": CODES.to(torch.int8)})
     assert "layers.0.router.proj.weight of dtype I8)" in refusal(folder)
