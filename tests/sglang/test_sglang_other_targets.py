@@ -180,7 +180,7 @@ def test_the_types_whose_convolution_state_has_a_dtype_are_those_of_the_installe
         ({"architectures": None}, "has no model class of its own for it"),
         (
             {"vision_config": {"depth": 2}},
-            "a llama with a vision tower, and in SGLang dflow runs only Qwen's",
+            "a llama with a vision tower, of which only Qwen's are run in SGLang",
         ),
     ],
 )

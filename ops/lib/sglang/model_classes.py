@@ -81,10 +81,7 @@ def not_run(config: Mapping[str, Any]) -> str | None:
         return reason
     if not config.get("vision_config") or is_qwen(config):
         return None
-    return (
-        f"the target is a {config.get('model_type')} with a vision tower, and in SGLang dflow runs only Qwen's vision "
-        "families and text models"
-    )
+    return f"the target is a {config.get('model_type')} with a vision tower, of which only Qwen's are run in SGLang"
 
 
 def models_folder() -> Path | None:
