@@ -150,7 +150,9 @@ def test_prompts_are_those_of_the_answered_conversations_and_need_no_answer_and_
         assert (len(sample.input_ids), False) == (sample.prompt_tokens, bool(sample.loss_mask.any()))
 
 
-TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).map(str.strip).filter(bool)
+ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
+# hypothesis also tries texts that it finds in the code, special tokens among them, which drop a sample.
+TEXT = ANY_TEXT.map(str.strip).filter(lambda text: bool(text) and "<|" not in text and "<think" not in text)
 
 
 @settings(max_examples=50)
