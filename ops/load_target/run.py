@@ -22,7 +22,7 @@ from ops.lib.vision.chat_template import read_chat_template, replace_chat_templa
 from ops.lib.vision.family_config import is_qwen
 from ops.lib.vision.processor import load_processor
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR
-from ops.lib.vision.template_kinds import day_warning, read_day, thought_warning, with_day
+from ops.lib.vision.template_kinds import read_day, template_warnings, with_day
 from ops.load_target.op import LoadTarget
 
 
@@ -36,9 +36,8 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     if config.template_date is not None:
         template = with_day(template, read_day(config.template_date), str(directory))
         chat_template = template
-    for found in (day_warning([template]), thought_warning([template], processor.special_tokens)):
-        if found:
-            stage.warn(found)
+    for found in template_warnings([template], processor.special_tokens):
+        stage.warn(found)
     mask_token_id = processor.mask_token_id if config.mask_token_id is None else config.mask_token_id
     info = describe_target(  # before gigabytes are copied
         directory, mask_token_id, processor.eos_token_ids, config.embed_key, config.lm_head_key, trust

@@ -24,7 +24,7 @@ from ops.lib.target.fetch import find_processor
 from ops.lib.target.model import target_info
 from ops.lib.vision.chat_template import read_chat_template
 from ops.lib.vision.processor import load_processor
-from ops.lib.vision.template_kinds import day_warning, thought_warning
+from ops.lib.vision.template_kinds import template_warnings
 from ops.regenerate_answers.conflicts import check_context
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.shards import Answer, Key
@@ -68,9 +68,7 @@ class Prompts:
     def warnings(self) -> list[str]:
         """What the target's chat template does that its answers depend on, with advice."""
         processor = self.encoder.processor
-        templates = [processor.tokenizer.get_chat_template()]
-        found = (day_warning(templates), thought_warning(templates, processor.special_tokens))
-        return [warning for warning in found if warning]
+        return list(template_warnings([processor.tokenizer.get_chat_template()], processor.special_tokens))
 
     def check_sees_images(self, sample_id: str) -> None:
         """Check that the target can see images. Raises DataError."""

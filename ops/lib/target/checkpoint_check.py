@@ -24,7 +24,7 @@ from ops.lib.target.stored_weights import StoredTensor, UnknownEnd, find_ends, l
 from ops.lib.target.token_ids import check_added_tokens, check_ends
 from ops.lib.vision.family_config import check_family_config, check_model_type, is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, processor_mistakes, template_texts
-from ops.lib.vision.template_kinds import day_warning, read_day, thought_warning, with_day
+from ops.lib.vision.template_kinds import read_day, template_warnings, with_day
 
 State = tuple[tuple[str, int, int, int], ...]
 POINTER = b"version https://git-lfs"
@@ -214,9 +214,7 @@ def template_notes(chat_template: str | None, checkpoint: str | None, day: str |
 
     day: one that takes the place of today's.
     """
-    texts = _templates(chat_template, checkpoint)
-    found = ("" if day is not None else day_warning(texts), thought_warning(texts))
-    return tuple(warning for warning in found if warning)
+    return template_warnings(_templates(chat_template, checkpoint), day=day)
 
 
 def _templates(chat_template: str | None, checkpoint: str | None) -> list[str]:

@@ -56,6 +56,18 @@ def with_day(template: str, day: date, source: str) -> str:
     return f'{{%- set {DATE} = "{day:%d %b %Y}" %}}\n{fixed}' if DATE in template else fixed
 
 
+def template_warnings(
+    templates: Iterable[str], special_tokens: Collection[str] | None = None, day: str | None = None
+) -> tuple[str, ...]:
+    """Warnings of what chat templates do that answers and servers depend on: days, and thoughts in special tokens.
+
+    special_tokens: the tokenizer's, None where they are not known. day: one that takes the place of today's.
+    """
+    texts = list(templates)
+    found = ("" if day is not None else day_warning(texts), thought_warning(texts, special_tokens))
+    return tuple(warning for warning in found if warning)
+
+
 def day_warning(templates: Iterable[str]) -> str:
     """A warning where a template writes today's day, which differs between training and serving; else empty."""
     if not any(map(ANY_CALL.search, templates)):
