@@ -10,21 +10,10 @@ from pathlib import Path
 
 import pytest
 from family_checkpoints import make_checkpoint
+from init_cases import SMALL_RUN
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = {  # for a target of eight tiny layers and a test of seconds
-    "regenerate.max_new_tokens": "24",
-    "regenerate.temperature": "1.0",  # random weights never end an answer, and repeat one token without sampling
-    "regenerate.finish_reasons": '["stop", "length"]',
-    "tokenize.min_loss_tokens": "8",
-    "capture.num_layers": "2",
-    "shard.epochs": "1",
-    "train.block_size": "4",
-    "train.num_layers": "1",
-    "eval.max_prompts": "2",
-    "eval.max_new_tokens": "12",
-}
 BROKEN = {
     "empty.jpg": lambda jpeg: b"",
     "cut.jpg": lambda jpeg: jpeg[: len(jpeg) // 3],
@@ -78,7 +67,7 @@ def folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def finished(folder) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "executor.cli", "run", str(folder / "mine.toml"), "--store", str(folder / "runs")]
-    command += [part for name, value in SMALL.items() for part in ("-s", f"{name}={value}")]
+    command += [part for name, value in SMALL_RUN.items() for part in ("-s", f"{name}={value}")]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -122,7 +111,7 @@ def test_ten_images_in_two_folders_become_a_report(tmp_path):
         Image.effect_noise((60 + 10 * place, 80), 60).convert("RGB").save(kind / f"{place}.jpg")
     said = dflow(tmp_path, "init", "photos", "--target", "checkpoint")
     assert "data: 10 samples (image-folder), 10 with images, 0 text only" in said
-    settings = [part for name, value in SMALL.items() for part in ("-s", f"{name}={value}")]
+    settings = [part for name, value in SMALL_RUN.items() for part in ("-s", f"{name}={value}")]
     dflow(tmp_path, "run", "pipeline.toml", *settings)
     dflow(tmp_path, "report", "-o", "report.html")
     page = (tmp_path / "report.html").read_text().replace("<wbr>", "")  # names may go on in the next line

@@ -63,3 +63,14 @@ def qwen2_5_vl_case(tmp_path_factory):
     tower = {"intermediate_size": 64, "patch_size": 14, "window_size": 56}
     folder = tmp_path_factory.mktemp("qwen2_5_vl")
     return make_case("qwen2_5_vl", folder, images=True, scale=3.5, processor=patches, vision=tower)
+
+
+@pytest.fixture
+def show(capsys):
+    """Print a figure also where pytest keeps the output of tests to itself."""
+
+    def print_line(line):
+        with capsys.disabled():
+            print(f"\n{line}", end="")
+
+    return print_line

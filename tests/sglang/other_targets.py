@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from any_targets import MLA, any_checkpoint
+from any_targets import MLA, ROUTED, any_checkpoint
 from attrs import field, frozen
 from safetensors.torch import load_file, save_file
 
@@ -17,14 +17,6 @@ from ops.lib.data.files import read_json, write_json
 from ops.lib.target.model import complete_config
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-ROUTED = {
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 2,
-    "topk_group": 1,
-    "moe_intermediate_size": 32,
-    "first_k_dense_replace": 1,
-}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,

@@ -71,17 +71,6 @@ def family(request, tmp_path_factory):
         )
 
 
-@pytest.fixture
-def show(capsys):
-    """Print a figure also where pytest keeps the output of tests to itself."""
-
-    def print_line(line):
-        with capsys.disabled():
-            print(f"\n{line}", end="")
-
-    return print_line
-
-
 def captured(family, samples, layer_ids=LAYER_IDS):
     return family.runtime.capture(samples, layer_ids)
 

@@ -40,17 +40,6 @@ KINDS = [pytest.param(kind, marks=pytest.mark.slow if case.slow else ()) for kin
 OPTIONS = CaptureTargets(tokens=Ref("tokens"), target=Ref("target"), backend="sglang")
 
 
-@pytest.fixture
-def show(capsys):
-    """Print a figure also where pytest keeps the output of tests to itself."""
-
-    def print_line(line):
-        with capsys.disabled():
-            print(f"\n{line}", end="")
-
-    return print_line
-
-
 def distance(ours: Tensor, theirs: Tensor, width: int) -> float:
     """The largest distance of a token's state of one layer, relative to its norm."""
     a, b = (states.view(len(states), -1, width) for states in (ours, theirs))
@@ -135,16 +124,18 @@ def test_what_is_read_of_a_class_is_what_the_imported_class_has():
     assert "hook" == read["Qwen3VLMoeForConditionalGeneration"] == read["MistralForCausalLM"]
 
 
-def test_the_types_that_need_dflows_launcher_are_those_that_the_installed_classes_lack_something_for():
+def types_kept_by(*ways: str) -> set[str]:
+    """The types of transformers whose class in the installed SGLang keeps the inputs of layers in one of these ways."""
     tables = [
         config_classes._auto_table("modeling_auto", name) for name in (config_classes.CAUSAL, config_classes.IMAGE_TEXT)
     ]
-    found = {
-        kind
-        for table in tables
-        for kind, name in table.items()
-        if served_class({"architectures": [name]}).way == "patch"
+    return {
+        kind for table in tables for kind, name in table.items() if served_class({"architectures": [name]}).way in ways
     }
+
+
+def test_the_types_that_need_dflows_launcher_are_those_that_the_installed_classes_lack_something_for():
+    found = types_kept_by("patch")
     corrected = {"qwen3_5_text", "qwen3_5_moe_text"} if installed_version() == "0.5.21" else set()
     assert found | corrected == PATCHED_TYPES[installed_version()]
 
@@ -157,15 +148,7 @@ def test_the_types_whose_convolution_state_has_a_dtype_are_those_of_the_installe
         for name, found in vars(importlib.import_module(f"{sglang_configs.__name__}.{module.name}")).items()
         if hasattr(found, "mamba2_cache_params")
     }
-    tables = [
-        config_classes._auto_table("modeling_auto", name) for name in (config_classes.CAUSAL, config_classes.IMAGE_TEXT)
-    ]
-    served = {
-        kind
-        for table in tables
-        for kind, name in table.items()
-        if served_class({"architectures": [name]}).way != "none"
-    }
+    served = types_kept_by("hook", "patch")
     names = config_classes._auto_table("auto_mappings", "CONFIG_MAPPING_NAMES")
     found = {kind for kind in served if names.get(kind) in keeping}
     wrappers = {"qwen3_5", "qwen3_5_moe"}  # of text models that keep one

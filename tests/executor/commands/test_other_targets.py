@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from any_targets import any_checkpoint
-from init_cases import chat, nodes, write_photos
+from init_cases import SMALL_RUN, chat, nodes, write_photos
 from seeing_targets import seeing_checkpoint
 
 from executor.cli import main
@@ -15,16 +15,8 @@ from ops.lib.data.files import read_json
 from ops.tools.init.target import most_image_tokens
 
 KINDS = ("llama", "gemma3_text", "gpt_oss", "glm4")
-SMALL = {  # for a target of six tiny layers with random weights, which never end an answer
+SMALL = SMALL_RUN | {
     "regenerate.max_new_tokens": "16",
-    "regenerate.temperature": "1.0",
-    "regenerate.finish_reasons": '["stop", "length"]',
-    "tokenize.min_loss_tokens": "8",
-    "capture.num_layers": "2",
-    "shard.epochs": "1",
-    "train.block_size": "4",
-    "train.num_layers": "1",
-    "eval.max_prompts": "2",
     "eval.max_new_tokens": "8",
     "mlflow.tracking": "false",
 }

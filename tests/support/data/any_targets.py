@@ -38,21 +38,21 @@ MLA = {
     "v_head_dim": 16,
     "num_key_value_heads": 4,
 }
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
 # Types whose sizes need more than SIZES: what differs, by model type.
 OTHERS: Mapping[str, Mapping[str, Any]] = {
     "gemma2": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
     "gemma3_text": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
     "gpt_oss": {"head_dim": 16, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     "glm4": {"head_dim": 16},
-    "deepseek_v3": {
-        **MLA,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 2,
-        "topk_group": 1,
-        "moe_intermediate_size": 32,
-        "first_k_dense_replace": 1,
-    },
+    "deepseek_v3": {**MLA, **ROUTED},
     "granite": {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.25},
 }
 

@@ -25,6 +25,18 @@ TEXT = {
     "num_key_value_heads": 1,
     "torch_dtype": "float32",
 }
+SMALL_RUN = {  # for a target of eight tiny layers and a test of seconds
+    "regenerate.max_new_tokens": "24",
+    "regenerate.temperature": "1.0",  # random weights never end an answer, and repeat one token without sampling
+    "regenerate.finish_reasons": '["stop", "length"]',
+    "tokenize.min_loss_tokens": "8",
+    "capture.num_layers": "2",
+    "shard.epochs": "1",
+    "train.block_size": "4",
+    "train.num_layers": "1",
+    "eval.max_prompts": "2",
+    "eval.max_new_tokens": "12",
+}
 VISION = {"patch_size": 16, "spatial_merge_size": 2, "depth": 2, "hidden_size": 32, "intermediate_size": 48}
 VISION |= {"out_hidden_size": 32, "num_position_embeddings": 64, "num_heads": 2, "deepstack_visual_indexes": []}
 
