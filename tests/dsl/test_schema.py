@@ -294,6 +294,7 @@ BETWEEN_VALUES = {
     "export_draft": ["formats: _formats"],
     "finetune_vlm": ["freeze: _frozen", "pattern: _pattern"],
     "ingest": ["__attrs_post_init__"],
+    "load_target": ["template_date: _is_day"],
     "regenerate_answers": ["__attrs_post_init__", "max_pixels: ordered_pixels"],
     "tokenize_chat": ["max_pixels: ordered_pixels", "min_loss_tokens: _fits_a_sample"],
     "train_dflash": [

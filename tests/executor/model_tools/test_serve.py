@@ -527,6 +527,7 @@ def test_the_targets_class_in_the_installed_sglang_chooses_the_launcher_or_refus
     described = tmp_path / f"sglang-{VERSIONS[-1]}.dist-info"
     described.mkdir()
     (described / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {VERSIONS[-1]}\n")
+    monkeypatch.delitem(sys.modules, "sglang", raising=False)  # `tests/sglang`, once imported in vain
     monkeypatch.syspath_prepend(str(tmp_path))
     if launcher is None:
         with pytest.raises(DataError, match=r"the target is a own: SGLang .* serves no draft for it"):

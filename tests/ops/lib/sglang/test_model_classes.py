@@ -83,7 +83,11 @@ LLAMA = {
 
 @pytest.fixture
 def sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package with these sources, which fails if it is imported."""
+    """A package with these sources, which fails if it is imported.
+
+    Whoever imported SGLang before, in vain, left `tests/sglang` as a package of this name.
+    """
+    monkeypatch.delitem(sys.modules, "sglang", raising=False)
     folder = tmp_path / "engine" / "sglang"
     (folder / "srt" / "models").mkdir(parents=True)
     (folder / "__init__.py").write_text("raise AssertionError('imported')\n")
@@ -131,7 +135,7 @@ def test_a_plan_says_how_a_target_is_captured_and_refuses_one_that_is_not():
     ):
         check_config(LLAMA | {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}, OPTIONS)
     with pytest.raises(
-        DataError, match=r'a llama with a vision tower, and .* text models: use backend = "huggingface"'
+        DataError, match=r'a llama with a vision tower, of which only .* run in SGLang: use backend = "huggingface"'
     ):
         check_config(LLAMA | {"vision_config": {"depth": 2}}, OPTIONS)
 
