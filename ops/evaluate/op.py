@@ -88,7 +88,7 @@ class Evaluate:
     output = Report
     shows_results = True
     judged_by = "eval/tau"
-    main_figures = "eval/(tau(_(?!random|unclipped).+)?|speedup|lossless_errors|ties|prompts)"
+    main_figures = "eval/(tau(_(?!random|unclipped|context_|turn_).+)?|speedup|lossless_errors|ties|prompts)"
     answers = ("good", "safe")
 
     @staticmethod

@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+import numpy as np
+from attrs import evolve, frozen
 
 from dsl.errors import DataError
 from dsl.op import op_of
@@ -50,7 +51,8 @@ class Prompt:
     """A prompt whose images are read only when needed.
 
     origin: where a user finds it. length: in tokens, those of the images included. sample: reads the target's input,
-    its first `prompt_tokens` tokens. topic: the "category" in the user's data, of a sample of a split.
+    its first `prompt_tokens` tokens. topic: the "category" in the user's data, of a sample of a split. turn: the number
+    of answers before this one, None where it is not known.
     """
 
     origin: str
@@ -60,6 +62,7 @@ class Prompt:
     has_images: bool
     sample: Callable[[], TokenSample]
     topic: str | None = None
+    turn: int | None = None
 
     @classmethod
     def held_out(cls, reader: TokenReader) -> list[Prompt]:
@@ -76,6 +79,22 @@ class Prompt:
             )
             for place, row in enumerate(reader.records)
         ]
+
+
+def with_turns(prompts: Sequence[Prompt], reader: TokenReader) -> list[Prompt]:
+    """The prompts of a split with the number of learnt answers before each.
+
+    Without it if no prompt has one: only the last answers may be learnt, so the turns are not known.
+    """
+    places = {str(row["id"]): place for place, row in enumerate(reader.records)}
+    before = [_learnt_before(reader, places[prompt.id]) for prompt in prompts]
+    return [evolve(prompt, turn=turn if any(before) else None) for prompt, turn in zip(prompts, before, strict=True)]
+
+
+def _learnt_before(reader: TokenReader, place: int) -> int:
+    """The number of runs of learnt tokens in a sample's prompt."""
+    mask = reader.labels(place)[1][: reader.records[place]["prompt_tokens"]].numpy()
+    return int(np.count_nonzero(mask & ~np.concatenate(([False], mask[:-1]))))
 
 
 def processor_of(stage: Stage, target: Target) -> Processor:
@@ -96,7 +115,7 @@ def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Pr
     if config.benchmark is None:
         reader = TokenReader(stage.inputs["tokens"], config.split)
         check_images_fit(reader, target.family)
-        return spread_prompts(Prompt.held_out(reader), config.max_prompts, stage.info)
+        return with_turns(spread_prompts(Prompt.held_out(reader), config.max_prompts, stage.info), reader)
     info = TokenReader(stage.inputs["tokens"]).info
     encoder = ChatEncoder(processor, info.get("enable_thinking"))
     prompts = read_benchmark(Path(config.benchmark), encoder)

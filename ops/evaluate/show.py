@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.evaluate.comparison import compare_evaluations
-from ops.evaluate.intervals import ALL, MOST_TOPICS
+from ops.evaluate.intervals import ALL, MOST_GROUPS, OTHERS, PART_LABELS, parted
 from ops.evaluate.verdicts import verdicts
 from ops.lib.data.files import read_json
 from ops.lib.report_sections import NOT_KNOWN, Cell, Compared, Html, Section, Table, interval_text, is_known
@@ -22,7 +22,8 @@ def report(folder: Path) -> Sequence[Section]:
     measured = read_json(measurements) if measurements.exists() else None
     return [
         _tau(report),
-        *([_topics(report["tau_by_topic"])] if "tau_by_topic" in report else ()),
+        *(_parts(table, parts, f"By {PART_LABELS[table]}.") for table, parts in parted(report).items()),
+        *([_groups(report["tau_by_group"])] if "tau_by_group" in report and report["benchmark"] is None else ()),
         *([_confidence(measured["confidence"])] if measured is not None and "confidence" in measured else ()),
         _lossless(report),
         *(() if measured is None else (_speed(measured),)),
@@ -63,21 +64,21 @@ def _tau(report: Mapping[str, Any]) -> Section:
     )
 
 
-def _topics(taus: Mapping[str, Any]) -> Section:
+def _parts(label: str, parts: Mapping[str, Any], note: str) -> Section:
+    """A table of tau by part. label: of the parts, which is in the title too."""
     rows: list[Sequence[Cell]] = [
-        (
-            topic,
-            tau["prompts"],
-            _rounded(tau["tau"]),
-            interval_text(tau, "none for one prompt" if tau["steps"] else "no step"),
-        )
-        for topic, tau in taus.items()
+        (name or OTHERS, tau["prompts"], tau["steps"], _rounded(tau["tau"]), interval_text(tau, "none for one prompt"))
+        for name, tau in parts.items()
     ]
-    return Section(
-        "tau by topic",
-        Table(("topic", "number", "tau", "95 % interval"), rows),
-        f'The "category" of the data\'s own rows; at most the {MOST_TOPICS} with the most prompts.',
+    return Section(f"tau by {label}", Table((label, "prompts", "steps", "tau", "95 % interval"), rows), note)
+
+
+def _groups(taus: Mapping[str, Any]) -> Section:
+    note = (
+        f'The "category" of the data\'s own rows, of the {MOST_GROUPS} with the most prompts; the other prompts, those '
+        f'without a category too, are "{OTHERS}".'
     )
+    return _parts("group", taus, note)
 
 
 def _rounded(tau: float | None) -> float | None:

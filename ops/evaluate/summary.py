@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict, frozen
 
-from ops.evaluate.intervals import ALL, tau_names, topic_names
+from ops.evaluate.intervals import ALL, REST, group_names, part_names, tau_names
 from ops.evaluate.lossless import Losses, rounding
 from ops.evaluate.op import Evaluate
 from ops.evaluate.prompts import Prompt
@@ -17,9 +17,12 @@ from ops.evaluate.statistics import (
     acceptance_length,
     accepted_lengths,
     by_category,
-    by_topic,
     calibration,
+    context_part,
+    mean_of_prompts,
+    reported_groups,
     speedup,
+    tau_by,
     tau_by_position,
 )
 from ops.evaluate.turns import BatchResult, PromptResult
@@ -28,6 +31,7 @@ from ops.lib.drafts.decoding.decode_options import DraftUse
 
 ORIGIN = ("publisher", "trained_for")
 WAYS = ("plain", "speculative")
+NAMED_PARTS = ("tau_by_context", "tau_by_turn")  # whose parts have fixed names
 
 
 @frozen(kw_only=True)
@@ -66,6 +70,8 @@ class Summary:
             "differences": [],
             "tau": self._by_category(trained),
             "tau_by_position": self._by_position(trained),
+            "mean_of_prompts": asdict(mean_of_prompts(trained, *self._drawing)),
+            **self._tables(trained),
             "acceptance_by_slot": acceptance_by_slot(trained, size),
             "accepted_lengths": accepted_lengths(trained, size),
             "inputs": dict(self.inputs),
@@ -73,8 +79,6 @@ class Summary:
         if self.losses is not None:
             report["lossless"] = {"errors": len(self.losses.errors), "ties": len(self.losses.ties)}
             report["differences"] = self.losses.rows()
-        if topics := by_topic(zip((prompt.topic for prompt in self.prompts), trained, strict=True)):
-            report["tau_by_topic"] = self._taus(topics)
         if self.imported is not None:
             report["imported"] = {name: self.imported[name] for name in ORIGIN if name in self.imported}
         if untrained:
@@ -84,19 +88,37 @@ class Summary:
 
     def _by_category(self, answers: Sequence[Decoded]) -> dict[str, dict[str, float | None]]:
         """tau over all prompts under "all", and for each category under its name."""
-        return self._taus(by_category(zip((result.category for result in self.results), answers, strict=True)))
-
-    def _taus(self, groups: Mapping[str, Sequence[Decoded]]) -> dict[str, dict[str, float | None]]:
-        draws, seed = self.config.bootstrap, self.config.seed or 0
-        return {
-            name: asdict(acceptance_length(group, draws, seed, self.use.block_size)) for name, group in groups.items()
-        }
+        groups = by_category(zip((result.category for result in self.results), answers, strict=True))
+        return {name: asdict(acceptance_length(group, *self._drawing)) for name, group in groups.items()}
 
     def _by_position(self, answers: Sequence[Decoded]) -> list[dict[str, float | None]]:
-        config = self.config
-        draws, seed = config.bootstrap, config.seed or 0
-        found = tau_by_position(answers, config.max_new_tokens, draws, seed, self.use.block_size)
-        return [asdict(part) for part in found]
+        return [asdict(part) for part in tau_by_position(answers, self.config.max_new_tokens, *self._drawing)]
+
+    def _tables(self, answers: Sequence[Decoded]) -> dict[str, dict[str, dict[str, float | None]]]:
+        """The tables of tau by part, each a sum over all steps; a table that is not known of every prompt is missing.
+
+        A key gives a part by the place of a prompt and that of an anchor in its answer.
+        """
+        lengths = [prompt.length for prompt in self.prompts]
+        turns = [str(prompt.turn) for prompt in self.prompts if prompt.turn is not None]
+        is_set = self.config.benchmark is not None
+        groups = reported_groups([prompt.category if is_set else prompt.topic for prompt in self.prompts])
+        keys: dict[str, Callable[[int, int], str]] = {
+            "tau_by_context": lambda place, anchor: context_part(lengths[place] + anchor)
+        }
+        if len(turns) == len(lengths):
+            keys["tau_by_turn"] = lambda place, _: turns[place]
+        if set(groups) != {REST}:
+            keys["tau_by_group"] = lambda place, _: groups[place]
+        return {
+            name: {part: asdict(tau) for part, tau in tau_by(answers, key, *self._drawing).items()}
+            for name, key in keys.items()
+        }
+
+    @property
+    def _drawing(self) -> tuple[int, int, int]:
+        """Resamplings and seed of the intervals, and the most tokens of a step."""
+        return self.config.bootstrap, self.config.seed or 0, self.use.block_size
 
     def rows(self) -> list[dict[str, Any]]:
         """The lines of prompts.jsonl."""
@@ -162,8 +184,12 @@ def metrics(report: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str,
     for kind in ("tau", "tau_random"):
         for category, tau in report.get(kind, {}).items():
             flat |= zip(tau_names(f"eval/{kind}", category), (tau["tau"], tau["low"], tau["high"]), strict=True)
-    for topic, tau in report.get("tau_by_topic", {}).items():
-        flat |= zip(topic_names(topic), (tau["tau"], tau["low"], tau["high"]), strict=True)
+    named = {part_names(name, part): tau for name in NAMED_PARTS for part, tau in report.get(name, {}).items()}
+    named |= {group_names(group): tau for group, tau in report.get("tau_by_group", {}).items() if group != REST}
+    mean = "eval/mean_of_prompts"
+    named[mean, f"{mean}_low", f"{mean}_high"] = report["mean_of_prompts"]
+    for names, tau in named.items():
+        flat |= zip(names, (tau["tau"], tau["low"], tau["high"]), strict=True)
     flat["eval/tau_unclipped"] = report["tau"][ALL]["unclipped"]
     for slot, share in enumerate(report["acceptance_by_slot"], start=1):
         flat[f"eval/acceptance_slot_{slot:02d}"] = share

@@ -76,7 +76,7 @@ def test_the_report_holds_tau_by_category_and_the_random_draft(stage):
     assert [report["tau"]["image"]["tau"]] == stage.metric("eval/tau_image")
     assert (BLOCK, BLOCK, 0.0) == (report["block_size"], report["block_size_trained"], report["temperature"])
     assert ["acceptance_by_slot", "accepted_lengths", "tau_by_position"] == list(stage.figures)
-    assert "tau_by_topic" not in report
+    assert "tau_by_group" not in report
     assert [] == [row for row in rows if "topic" in row]
 
 
@@ -93,19 +93,21 @@ def test_tau_is_reported_by_the_category_of_the_users_rows(draft, target, tokens
     report, rows = read_json(stage.out_dir / "report.json"), list(read_jsonl(stage.out_dir / "prompts.jsonl"))
     assert {"all", "image", "text"} == set(report["tau"])
     asked = Counter(row["topic"] for row in rows if "topic" in row)
-    assert asked == {topic: tau["prompts"] for topic, tau in report["tau_by_topic"].items()}
+    of_group = report["tau_by_group"]
+    assert asked | {"": 3} == {group: tau["prompts"] for group, tau in of_group.items()}
     assert asked == {"math": 2, "Prüfung/2": 1}
+    assert report["tau"]["all"]["generated"] == sum(tau["generated"] for tau in of_group.values())
     of_math = [row for row in rows if row.get("topic") == "math"]
-    tau = report["tau_by_topic"]["math"]
+    tau = of_group["math"]
     assert tau["tau"] == sum(len(row["tokens"]) - 1 for row in of_math) / sum(len(row["accepted"]) for row in of_math)
     assert tau["low"] <= tau["tau"] <= tau["high"]
-    assert [tau["low"]] == stage.metric("eval/tau_topic_low/math")
-    assert 1 == len([name for name in stage.logged[0][0] if name.startswith("eval/tau_topic/Pr_fung_2-")])
-    assert "tau_by_topic" in stage.figures
+    assert [tau["low"]] == stage.metric("eval/tau_group_low/math")
+    assert 1 == len([name for name in stage.logged[0][0] if name.startswith("eval/tau_group/Pr_fung_2-")])
+    assert "tau_by_group" in stage.figures
     assert "text, Prüfung/2" in (stage.out_dir / "prompts.html").read_text("utf-8")
     sections = [part for part in evaluate_sections(stage.out_dir) if isinstance(part, Section)]
-    [section] = [section for section in sections if section.title == "tau by topic"]
-    assert ["Prüfung/2", "math"] == sorted([row[0] for row in section.body.rows])
+    [section] = [section for section in sections if section.title == "tau by group"]
+    assert ["Prüfung/2", "all others", "math"] == sorted([row[0] for row in section.body.rows])
 
 
 def test_the_draft_of_these_tests_is_accepted_now_and_then(stage):
@@ -119,6 +121,13 @@ def test_the_parts_of_tau_add_up_to_all_steps(stage):
     steps = [len(row["accepted"]) for row in rows]
     assert sum(steps) == sum(part["steps"] for part in report["tau_by_position"]) == sum(report["accepted_lengths"])
     assert report["tau"]["all"]["generated"] == sum(part["generated"] for part in report["tau_by_position"])
+    for part in ("generated", "steps"):
+        assert report["tau"]["all"][part] == sum(tau[part] for tau in report["tau_by_context"].values())
+    mean = report["mean_of_prompts"]
+    assert sum(row["tau"] for row in rows) / len(rows) == pytest.approx(mean["tau"])
+    assert (len(rows), sum(steps)) == (mean["prompts"], mean["steps"])
+    assert mean["low"] <= mean["tau"] <= mean["high"]
+    assert [mean["tau"]] == stage.metric("eval/mean_of_prompts")
     assert [(len(row["tokens"]) - 1) / len(row["accepted"]) for row in rows] == [row["tau"] for row in rows]
     shares = [sum(report["accepted_lengths"][slot:]) / sum(steps) for slot in range(1, BLOCK)]
     assert shares == pytest.approx(report["acceptance_by_slot"])
