@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
+from dsl.errors import DataError
 from dsl.op import field, op, seed_field
 from ops.artifacts import Draft, Report, TargetModel, TokenShards
 from ops.lib.drafts.algorithms import algorithm_names, code_of
@@ -46,7 +47,20 @@ class Evaluate:
         default=None,
         external=True,
         help="prompts from a file instead of the split: JSON lines with id, category, messages and, if there are "
-        "any, images (docs/evaluation.md)",
+        "any, images, or the file of a published benchmark (docs/evaluation.md)",
+    )
+    benchmark_form: Literal["auto", "messages", "turns", "humaneval", "gsm8k", "math", "bfcl"] = field(
+        default="auto", keyed_default=False, help="the form of the benchmark's rows; auto: by the keys of the first one"
+    )
+    benchmark_prompt: Literal["as-is", "z-lab"] = field(
+        default="as-is",
+        keyed_default=False,
+        help="z-lab: with the words around questions of GSM8K, MATH-500 and HumanEval that z-lab's figures have",
+    )
+    first_turn: bool = field(
+        default=False,
+        keyed_default=False,
+        help="only the first turn of each row of a benchmark is asked; default: each, after the target's own answers",
     )
     max_prompts: int | None = field(
         default=64,
@@ -95,7 +109,7 @@ class Evaluate:
     def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
         """Mistakes against nodes above: blocks larger than in training, or a split that ingest leaves empty.
 
-        Each is checked only if the pipeline has that node.
+        Each is checked only if the pipeline has that node. Fields of a benchmark without one are mistakes too.
         """
         size, trained = values.get("block_size"), above("draft", "draft").get("block_size")
         wrong = {}
@@ -103,6 +117,13 @@ class Evaluate:
             wrong["block_size"] = (
                 f"{size} is more than the {trained} that the draft is trained with: use 2 to {trained}"
             )
+        if values.get("benchmark") is None:
+            given = {name: values.get(name) for name in ("benchmark_form", "benchmark_prompt", "first_turn")}
+            wrong |= {
+                name: "is about a benchmark: set benchmark, or leave it out"
+                for name, value in given.items()
+                if value not in (None, "auto", "as-is", False)
+            }
         only, split = above("tokens", "samples", "samples").get("split"), values.get("split")
         if values.get("benchmark") is None and None not in (only, split) and only != split:
             wrong["split"] = f'has no samples: ingest puts all of them into "{only}"'
@@ -117,13 +138,18 @@ class Evaluate:
         """The image files that the benchmark names."""
         if self.benchmark is None or not Path(self.benchmark).is_file():
             return {}
-        from ops.ingest.read import Reading, named_images  # slow
+        from ops.evaluate.benchmark_rows import Benchmark, named_images  # slow
 
-        return dict(named_images(Reading(sources=(Path(self.benchmark),), format="json")))
+        try:
+            return dict(named_images(Benchmark.of(self)))
+        except DataError:  # told by missing_here, beside the mistakes of other nodes
+            return {}
 
     def chosen_libraries(self) -> tuple[str, ...]:
-        """Libraries in the key besides key_libraries: the one that renders a benchmark's messages."""
-        return () if self.benchmark is None else ("jinja2",)
+        """Libraries in the key besides key_libraries: those that read a benchmark and render its messages."""
+        if self.benchmark is None:
+            return ()
+        return ("jinja2", "pyarrow") if self.benchmark.lower().endswith(".parquet") else ("jinja2",)
 
     def chosen_code(self) -> tuple[str, ...]:
         """The code of all draft algorithms, since the draft's is known only once it exists."""

@@ -20,10 +20,11 @@ from ops.evaluate.lossless import compare, difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
 from ops.evaluate.prompts import check_lengths, choose_prompts, processor_of
+from ops.evaluate.show import comparable
 from ops.evaluate.statistics import is_repetition
 from ops.evaluate.summary import Summary, metrics
-from ops.evaluate.turns import JOURNAL, Decoder, decode_in_turns
-from ops.lib.data.files import write_json, write_jsonl
+from ops.evaluate.turns import JOURNAL, Decoder, decode_conversations
+from ops.lib.data.files import read_json, write_json, write_jsonl
 from ops.lib.drafts.backbone.load import import_record, load_draft, random_draft
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.decoding.decode_options import DraftUse
@@ -63,15 +64,17 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
     processor = processor_of(stage, target)
     prompts = choose_prompts(config, stage, target, processor)
     check_lengths(prompts, target.family.text_config, draft.config, config.max_new_tokens)
-    results, batches = decode_in_turns(decoder, prompts, config.batch_size, stage)
+    answered = decode_conversations(decoder, prompts, config.batch_size, stage)
     summary = Summary(
         config=config,
         use=decoder.use,
         trained_block_size=draft.config.block_size,
-        prompts=prompts,
-        results=results,
-        batches=batches,
-        losses=compare(results) if config.temperature == 0 else None,
+        prompts=answered.prompts,
+        results=answered.results,
+        batches=answered.batches,
+        unasked=answered.unasked,
+        losses=compare(answered.results) if config.temperature == 0 else None,
+        enable_thinking=read_json(stage.inputs["tokens"].path / "tokens.json").get("enable_thinking"),
         inputs={name: stage.inputs[name].digest for name in ("draft", "target", "tokens")},
         imported=import_record(stage.inputs["draft"].path),
     )
@@ -103,10 +106,12 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
     for name, figure in figures(report, measured):
         stage.figure(name, figure)
     text = partial(token_text, processor)
+    stage.info(comparable(report, measured))
     report_result(stage, summary, report["tau"]["all"], measured, text)
     if losses is not None and losses.errors:
         # Answers decoded with the bug must not be reused once it is fixed.
-        (stage.work_dir / JOURNAL).unlink()
+        for journal in stage.work_dir.glob(f"{JOURNAL}*.jsonl"):
+            journal.unlink()
         raise DataError(
             lossless_message(losses, summary.config.largest_tie, measured["rounding"], text, str(folder.resolve()))
         )
@@ -129,6 +134,10 @@ def report_result(
         )
     else:
         stage.info(f"no tau: the target's answer to each of the {tau['prompts']} prompts is one token; {faster}")
+    for prompt, reason in summary.unasked:
+        stage.warn(
+            f'the turns behind prompt "{prompt}" are not asked, since the answer cannot be shown again: {reason}'
+        )
     repeated = sum(is_repetition(result.plain.tokens) for result in summary.results)
     if 2 * repeated > len(summary.results):
         stage.warn(

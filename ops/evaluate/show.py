@@ -21,7 +21,7 @@ def report(folder: Path) -> Sequence[Section]:
     measurements = folder / "measurements.json"  # not a part of the artifact's content
     measured = read_json(measurements) if measurements.exists() else None
     return [
-        _tau(report),
+        _tau(report, measured),
         *(_parts(table, parts, f"By {PART_LABELS[table]}.") for table, parts in parted(report).items()),
         *([_groups(report["tau_by_group"])] if "tau_by_group" in report and report["benchmark"] is None else ()),
         *([_confidence(measured["confidence"])] if measured is not None and "confidence" in measured else ()),
@@ -37,7 +37,34 @@ def compare(artifacts: Sequence[Compared]) -> Sequence[Section]:
     return list(compare_evaluations(artifacts))
 
 
-def _tau(report: Mapping[str, Any]) -> Section:
+def comparable(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> str:
+    """The line by which tau compares with figures of others: what they depend on, and both means."""
+    thinking = {None: "thinking as the chat template has it", True: "with thinking", False: "without thinking"}
+    size = None if measured is None else measured["batch_size"]
+    turns = {
+        "last": "last turn of each conversation",
+        "first": "first turn of each conversation",
+        "each": "each turn, after the target's own answers",
+    }
+    parts = [
+        f"temperature {report['temperature']:g}",
+        f"at most {report['max_new_tokens']} new tokens",
+        thinking[report["enable_thinking"]],
+        *([] if size is None else [f"batches of {size}"]),
+        turns[report["turns"]],
+        *(["prompts as z-lab words them"] if report["benchmark_prompt"] == "z-lab" else []),
+    ]
+    return (
+        f"For comparison: {', '.join(parts)}; tau {_figure(report['tau'][ALL])} over all steps, "
+        f"{_figure(report['mean_of_prompts'])} as the mean of prompts."
+    )
+
+
+def _figure(tau: Mapping[str, Any]) -> str:
+    return "none" if tau["tau"] is None else f"{tau['tau']:.2f}"
+
+
+def _tau(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Section:
     untrained = report.get("tau_random", {})
     rows: list[Sequence[Cell]] = [
         (
@@ -60,7 +87,8 @@ def _tau(report: Mapping[str, Any]) -> Section:
         f"Tokens per verification step, of prompts from {source}: {way}, {size}, {report['dtype']}, at most "
         f"{report['max_new_tokens']} tokens each. 1 is plain decoding. Intervals resample prompts. "
         f"{report['tau'][ALL]['cut_steps']} steps accepted more than the answer contains, after its end or its maximum "
-        "length: they would not gain from larger blocks.",
+        "length: they would not gain from larger blocks."
+        + (f" {comparable(report, measured)}" if "mean_of_prompts" in report else ""),
     )
 
 

@@ -38,7 +38,8 @@ NAMED_PARTS = ("tau_by_context", "tau_by_turn")  # whose parts have fixed names
 class Summary:
     """All results of an evaluation. losses: None if answers were sampled, which cannot be compared.
 
-    imported: see `import_record`.
+    enable_thinking: as the chat template got it. unasked: id and reason of the answers behind which no turn could be
+    asked. imported: see `import_record`.
     """
 
     config: Evaluate
@@ -49,6 +50,8 @@ class Summary:
     batches: Sequence[BatchResult]
     losses: Losses | None
     inputs: Mapping[str, str]
+    enable_thinking: bool | None
+    unasked: Sequence[tuple[str, str]] = ()
     imported: Mapping[str, Any] | None = None
 
     def report(self) -> dict[str, Any]:
@@ -59,6 +62,11 @@ class Summary:
         report: dict[str, Any] = {
             "split": config.split if config.benchmark is None else None,
             "benchmark": None if config.benchmark is None else Path(config.benchmark).name,
+            "benchmark_form": config.benchmark_form,
+            "benchmark_prompt": config.benchmark_prompt,
+            "turns": self._turns(),
+            "unasked": [{"id": id_, "reason": reason} for id_, reason in self.unasked],
+            "enable_thinking": self.enable_thinking,
             "dtype": config.dtype,
             "max_new_tokens": config.max_new_tokens,
             "temperature": config.temperature,
@@ -85,6 +93,14 @@ class Summary:
             report["tau_random"] = self._by_category(untrained)
             report["acceptance_by_slot_random"] = acceptance_by_slot(untrained, size)
         return report
+
+    def _turns(self) -> str:
+        """Which turns were asked: "last" of each conversation, or of a benchmark's turns "each" or "first"."""
+        if self.config.benchmark is None:
+            return "last"
+        if self.config.first_turn:
+            return "first"
+        return "each" if any(prompt.follow is not None for prompt in self.prompts) else "last"
 
     def _by_category(self, answers: Sequence[Decoded]) -> dict[str, dict[str, float | None]]:
         """tau over all prompts under "all", and for each category under its name."""

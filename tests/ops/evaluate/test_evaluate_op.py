@@ -161,7 +161,7 @@ def test_a_stopped_evaluation_goes_on_with_the_next_batch_and_ends_with_the_same
 ):
     with pytest.raises(StopRequested, match="2 of 4 prompts are decoded and kept"):
         run_evaluate(tmp_path, draft, target, tokens, stop_after=1)
-    with (tmp_path / "work" / turns.JOURNAL).open("a") as file:
+    with (tmp_path / "work" / f"{turns.JOURNAL}.jsonl").open("a") as file:
         file.write('{"half": ')  # what kill -9 may leave
     decoded = []
     decode = turns.decode_plain_batch
