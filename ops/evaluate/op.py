@@ -75,6 +75,12 @@ class Evaluate:
         help="0: greedy, and answers are checked token by token; above: speculative sampling from the target's own "
         "distribution, whose answers cannot be checked",
     )
+    temperatures: tuple[float, ...] = field(
+        default=(),
+        keyed_default=False,
+        validator=validators.deep_iterable(validators.and_(validators.ge(0), _temperature)),
+        help="further temperatures at which tau is measured, one after the other; answers are checked at 0",
+    )
     block_size: int | None = field(
         default=None,
         validator=validators.optional(validators.ge(2)),
@@ -85,6 +91,12 @@ class Evaluate:
         neutral=True,
         validator=validators.ge(1),
         help="prompts decoded at the same time; the speed-up is measured at this size",
+    )
+    batch_sizes: tuple[int, ...] = field(
+        default=(),
+        keyed_default=False,
+        validator=validators.deep_iterable(validators.ge(1)),
+        help="further batch sizes at which the speed-up is measured, one after the other",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", help="of the forward passes of target and draft"
@@ -133,6 +145,14 @@ class Evaluate:
     def largest_tie(self) -> float:
         """The largest difference of logits that counts as a tie: tie_margin, or the dtype's default."""
         return TIE_MARGINS[self.dtype] if self.tie_margin is None else self.tie_margin
+
+    @property
+    def further_passes(self) -> tuple[tuple[float, int], ...]:
+        """Temperature and batch size of each pass over the prompts after the first one."""
+        temperatures = dict.fromkeys((self.temperature, *self.temperatures))
+        sizes = dict.fromkeys((self.batch_size, *self.batch_sizes))
+        every = [*((each, self.batch_size) for each in temperatures), *((self.temperature, each) for each in sizes)]
+        return tuple(each for each in every if each != (self.temperature, self.batch_size))
 
     def external_files(self) -> Mapping[str, Path | None]:
         """The image files that the benchmark names."""

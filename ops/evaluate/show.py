@@ -23,10 +23,12 @@ def report(folder: Path) -> Sequence[Section]:
     return [
         _tau(report, measured),
         *(_parts(table, parts, f"By {PART_LABELS[table]}.") for table, parts in parted(report).items()),
+        *([_temperatures(report["tau_by_temperature"])] if "tau_by_temperature" in report else ()),
         *([_groups(report["tau_by_group"])] if "tau_by_group" in report and report["benchmark"] is None else ()),
         *([_confidence(measured["confidence"])] if measured is not None and "confidence" in measured else ()),
         _lossless(report),
         *(() if measured is None else (_speed(measured),)),
+        *([_batches(measured["speedup_by_batch"])] if measured and "speedup_by_batch" in measured else ()),
         Section("Answers", Html((folder / "prompts.html").read_text("utf-8"), PAGE_HEIGHT)),
         *verdicts(report, measured),
     ]
@@ -107,6 +109,29 @@ def _groups(taus: Mapping[str, Any]) -> Section:
         f'without a category too, are "{OTHERS}".'
     )
     return _parts("group", taus, note)
+
+
+def _temperatures(taus: Mapping[str, Any]) -> Section:
+    rows: list[Sequence[Cell]] = [
+        (name, _rounded(tau["tau"]), interval_text(tau, "none for one prompt"), *_differences(tau["lossless"]))
+        for name, tau in sorted(taus.items(), key=lambda each: float(each[0]))
+    ]
+    columns = ("temperature", "tau", "95 % interval", "errors", "ties")
+    return Section("tau by temperature", Table(columns, rows), "Errors and ties as under losslessness, at 0 only.")
+
+
+def _differences(lossless: Mapping[str, int] | None) -> tuple[int | None, int | None]:
+    return (None, None) if lossless is None else (lossless["errors"], lossless["ties"])
+
+
+def _batches(speeds: Mapping[str, Any]) -> Section:
+    rows: list[Sequence[Cell]] = []
+    for size, speed in sorted(speeds.items(), key=lambda each: int(each[0])):
+        low, high = speed["speedup_low"], speed["speedup_high"]
+        interval = "none for one batch" if low is None else f"{low:.2f} to {high:.2f}"
+        rows.append((int(size), round(speed["speedup"], 2) if is_known(low, high) else NOT_KNOWN, interval))
+    note = "Over plain decoding of the same prompts in batches of this size at most."
+    return Section("Speed-up by batch size", Table(("batch size", "speed-up", "95 % interval"), rows), note)
 
 
 def _rounded(tau: float | None) -> float | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict, frozen
 
 from ops.evaluate.intervals import ALL, REST, group_names, part_names, tau_names
-from ops.evaluate.lossless import Losses, rounding
+from ops.evaluate.lossless import Losses, compare, rounding
 from ops.evaluate.op import Evaluate
 from ops.evaluate.prompts import Prompt
 from ops.evaluate.statistics import (
@@ -25,34 +26,50 @@ from ops.evaluate.statistics import (
     tau_by,
     tau_by_position,
 )
-from ops.evaluate.turns import BatchResult, PromptResult
+from ops.evaluate.turns import Answered, PromptResult
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_options import DraftUse
 
 ORIGIN = ("publisher", "trained_for")
 WAYS = ("plain", "speculative")
-NAMED_PARTS = ("tau_by_context", "tau_by_turn")  # whose parts have fixed names
+NAMED_PARTS = ("tau_by_context", "tau_by_turn", "tau_by_temperature")  # whose parts have fixed names
 
 
 @frozen(kw_only=True)
 class Summary:
-    """All results of an evaluation. losses: None if answers were sampled, which cannot be compared.
+    """All results of an evaluation. further: those of the passes after the first one, at other temperatures and batch
+    sizes.
 
-    enable_thinking: as the chat template got it. unasked: id and reason of the answers behind which no turn could be
-    asked. imported: see `import_record`.
+    enable_thinking: as the chat template got it. imported: see `import_record`.
     """
 
     config: Evaluate
     use: DraftUse
     trained_block_size: int
-    prompts: Sequence[Prompt]
-    results: Sequence[PromptResult]
-    batches: Sequence[BatchResult]
-    losses: Losses | None
+    answered: Answered
+    further: Sequence[Answered]
     inputs: Mapping[str, str]
     enable_thinking: bool | None
-    unasked: Sequence[tuple[str, str]] = ()
     imported: Mapping[str, Any] | None = None
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        return self.answered.prompts
+
+    @property
+    def results(self) -> Sequence[PromptResult]:
+        return self.answered.results
+
+    @cached_property
+    def losses(self) -> Losses | None:
+        """The comparison of the answers with the plain ones; None if they were sampled, which cannot be compared."""
+        return _losses(self.answered)
+
+    @cached_property
+    def every_loss(self) -> Sequence[Losses]:
+        """The comparisons of all passes at temperature 0."""
+        found = [self.losses, *map(_losses, self.further)]
+        return [losses for losses in found if losses is not None]
 
     def report(self) -> dict[str, Any]:
         """The content of report.json."""
@@ -65,7 +82,7 @@ class Summary:
             "benchmark_form": config.benchmark_form,
             "benchmark_prompt": config.benchmark_prompt,
             "turns": self._turns(),
-            "unasked": [{"id": id_, "reason": reason} for id_, reason in self.unasked],
+            "unasked": [{"id": id_, "reason": reason} for id_, reason in self.answered.unasked],
             "enable_thinking": self.enable_thinking,
             "dtype": config.dtype,
             "max_new_tokens": config.max_new_tokens,
@@ -85,8 +102,10 @@ class Summary:
             "inputs": dict(self.inputs),
         }
         if self.losses is not None:
-            report["lossless"] = {"errors": len(self.losses.errors), "ties": len(self.losses.ties)}
+            report["lossless"] = _counts(self.losses)
             report["differences"] = self.losses.rows()
+        if len(temperatures := self._passes(self.config.batch_size, None)) > 1:
+            report["tau_by_temperature"] = {f"{each.temperature:g}": self._tau(each) for each in temperatures}
         if self.imported is not None:
             report["imported"] = {name: self.imported[name] for name in ORIGIN if name in self.imported}
         if untrained:
@@ -145,7 +164,7 @@ class Summary:
 
     def measured(self) -> dict[str, Any]:
         """The content of measurements.json."""
-        times = [batch.time for batch in self.batches]
+        times = [batch.time for batch in self.answered.batches]
         measured: dict[str, Any] = {
             "plain_seconds": sum(time.plain_seconds for time in times),
             "plain_tokens": sum(time.plain_tokens for time in times),
@@ -153,12 +172,15 @@ class Summary:
             "speculative_tokens": sum(time.speculative_tokens for time in times),
             "batches": len(times),
             "times": [
-                {"prompts": [result.id for result in batch.results], **asdict(batch.time)} for batch in self.batches
+                {"prompts": [result.id for result in batch.results], **asdict(batch.time)}
+                for batch in self.answered.batches
             ],
             "batch_size": self.config.batch_size,
-            **speedup(times, self.config.bootstrap, self.config.seed or 0),
+            **self._speedup(self.answered),
             "parts": {way: self._parts(way) for way in WAYS},
         }
+        if len(sizes := self._passes(None, self.config.temperature)) > 1:
+            measured["speedup_by_batch"] = {str(each.batch_size): self._speedup(each) for each in sizes}
         confidence = calibration([result.speculative for result in self.results])
         if confidence is not None:  # its last digits depend on the size of the batches
             measured["confidence"] = confidence
@@ -166,13 +188,37 @@ class Summary:
             measured["rounding"] = rounding(self.results)
         return measured
 
+    def _passes(self, batch_size: int | None, temperature: float | None) -> list[Answered]:
+        """The passes of a batch size or at a temperature, in order of the other."""
+        every = (self.answered, *self.further)
+        found = [
+            each for each in every if batch_size in (None, each.batch_size) and temperature in (None, each.temperature)
+        ]
+        return sorted(found, key=lambda each: (each.temperature, each.batch_size))
+
+    def _tau(self, answered: Answered) -> dict[str, Any]:
+        """tau of a pass, and whether its answers are the target's own."""
+        decoded, losses = [result.speculative for result in answered.results], _losses(answered)
+        return asdict(acceptance_length(decoded, *self._drawing)) | {"lossless": _counts(losses)}
+
+    def _speedup(self, answered: Answered) -> dict[str, float | None]:
+        return speedup([batch.time for batch in answered.batches], self.config.bootstrap, self.config.seed or 0)
+
     def _parts(self, way: str) -> dict[str, float]:
         """The seconds of all batches by part of the work. way: "plain" or "speculative"."""
         parts: dict[str, float] = {}
-        for batch in self.batches:
+        for batch in self.answered.batches:
             for name, seconds in batch.parts[way].items():
                 parts[name] = parts.get(name, 0.0) + seconds
         return parts
+
+
+def _losses(answered: Answered) -> Losses | None:
+    return compare(answered.results) if answered.temperature == 0 else None
+
+
+def _counts(losses: Losses | None) -> dict[str, int] | None:
+    return None if losses is None else {"errors": len(losses.errors), "ties": len(losses.ties)}
 
 
 def prompt_row(result: PromptResult, prompt_tokens: int) -> dict[str, Any]:
@@ -213,6 +259,8 @@ def metrics(report: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str,
         flat[f"eval/confidence_{name}"] = measured["confidence"][name]
     for name in ("plain_seconds", "speculative_seconds", "speedup", "speedup_low", "speedup_high"):
         flat[f"eval/{name}"] = measured[name]
+    for size, speeds in measured.get("speedup_by_batch", {}).items():
+        flat |= {f"eval/{name.replace('speedup', f'speedup_batch_{size}')}": value for name, value in speeds.items()}
     for way in WAYS:
         flat[f"eval/{way}_tokens_per_second"] = measured[f"{way}_tokens"] / measured[f"{way}_seconds"]
     for part, seconds in measured["parts"]["speculative"].items():

@@ -166,24 +166,28 @@ class Decoder:
 
 @frozen
 class Answered:
-    """Prompts with their results, in the order of decoding, and the batches.
+    """Prompts with their results at a temperature, in the order of decoding, and the batches, of this size at most.
 
     unasked: id and reason of each answer behind which the next prompt of its conversation could not be asked.
     """
 
+    temperature: float
+    batch_size: int
     prompts: list[Prompt]
     results: list[PromptResult]
     batches: list[BatchResult]
     unasked: list[tuple[str, str]]
 
 
-def decode_conversations(decoder: Decoder, prompts: Sequence[Prompt], batch_size: int, stage: Stage) -> Answered:
+def decode_conversations(
+    decoder: Decoder, prompts: Sequence[Prompt], batch_size: int, stage: Stage, journal: str = JOURNAL
+) -> Answered:
     """Decode prompts, and then those that follow from the target's plain answers, until none follows.
 
-    Raises as `decode_in_turns`.
+    journal: the beginning of the names of the journals. Raises as `decode_in_turns`.
     """
-    found = Answered([], [], [], [])
-    journals = (f"{JOURNAL}{turn or ''}.jsonl" for turn in count())
+    found = Answered(decoder.settings.temperature, batch_size, [], [], [], [])
+    journals = (f"{journal}{turn or ''}.jsonl" for turn in count())
     while prompts:
         results, batches = decode_in_turns(decoder, prompts, batch_size, stage, next(journals))
         found.prompts.extend(prompts)

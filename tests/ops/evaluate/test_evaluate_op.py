@@ -236,6 +236,59 @@ def test_sampled_answers_have_a_tau_and_are_not_called_lossless(draft, target, t
     assert content(stage) == content(again)
 
 
+def test_temperatures_and_batch_sizes_are_measured_one_after_the_other(stage, draft, target, tokens, tmp_path):
+    changes = {"temperatures": (0, 0.7, 1), "batch_sizes": (1, 2, 4)}
+    several = run_evaluate(tmp_path, draft, target, tokens, **changes)
+    report, measured = (read_json(several.out_dir / name) for name in ("report.json", "measurements.json"))
+    before = read_json(stage.out_dir / "report.json")
+    found = report.pop("tau_by_temperature")
+    assert before == report
+    assert before["tau"]["all"] | {"lossless": {"errors": 0, "ties": 0}} == found["0"]
+    assert ["0", "0.7", "1"] == list(found)
+    for temperature in (0.7, 1.0):
+        alone = run_evaluate(tmp_path / "alone", draft, target, tokens, temperature=temperature, random_draft=False)
+        alone_report = read_json(alone.out_dir / "report.json")
+        assert alone_report["tau"]["all"] | {"lossless": None} == found[f"{temperature:g}"]
+        shutil.rmtree(tmp_path / "alone")
+    assert {"1", "2", "4"} == set(measured["speedup_by_batch"])
+    assert measured["speedup"] == measured["speedup_by_batch"]["2"]["speedup"]
+    assert [measured["speedup_by_batch"]["4"]["speedup"]] == several.metric("eval/speedup_batch_4")
+    assert [found["0.7"]["low"]] == several.metric("eval/tau_temperature_0.7_low")
+    shown = {section.title: section.body.rows for section in parts(several.out_dir) if section.title != "Answers"}
+    assert [("0", 0, 0), ("0.7", None, None), ("1", None, None)] == [
+        (row[0], *row[3:]) for row in shown["tau by temperature"]
+    ]
+    assert [1, 2, 4] == [row[0] for row in shown["Speed-up by batch size"]]
+    again = run_evaluate(tmp_path, draft, target, tokens, **changes)  # all is in the journals
+    assert content(several) == content(again)
+    assert measured == read_json(again.out_dir / "measurements.json")
+
+
+def test_an_answer_that_another_batch_size_changes_is_a_loss(draft, target, tokens, tmp_path, monkeypatch):
+    decode = turns.decode_speculative_batch
+
+    def wrong(target, draft, samples, *rest):
+        answers = decode(target, draft, samples, *rest)
+        if len(samples) != 4:
+            return answers
+        return [attrs.evolve(one, tokens=(*one.tokens[:-1], 5), accepted=one.accepted) for one in answers]
+
+    monkeypatch.setattr(turns, "decode_speculative_batch", wrong)
+    run_evaluate(tmp_path / "right", draft, target, tokens, random_draft=False)
+    with pytest.raises(DataError, match=r"speculative decoding changed \d of 4 answers beyond a tie"):
+        run_evaluate(tmp_path / "wrong", draft, target, tokens, random_draft=False, batch_sizes=(4,))
+    assert [] == list((tmp_path / "wrong" / "work").glob("decoded*"))
+
+
+def test_further_passes_are_those_that_differ_from_the_first():
+    config = evaluate_config(temperature=0.7, temperatures=(0, 0.7, 1, 1), batch_sizes=(2, 8))
+    assert ((0, 2), (1, 2), (0.7, 8)) == config.further_passes
+    assert () == evaluate_config().further_passes
+    for wrong in ({"temperatures": (1e-5,)}, {"temperatures": (-1,)}, {"batch_sizes": (0,)}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            evaluate_config(**wrong)
+
+
 def test_bfloat16_decodes_without_a_loss_beyond_ties(draft, target, tokens, tmp_path):
     stage = run_evaluate(tmp_path, draft, target, tokens, dtype="bfloat16", random_draft=False)
     assert [0] == stage.metric("eval/lossless_errors")

@@ -14,7 +14,21 @@ from ops.train_dflash.measuring import metrics_of
 
 WORDS = st.lists(
     st.sampled_from(
-        ["low", "high", "unclipped", "random", "of", "group", "context", "turn", "04k", "0", "math", "tau"]
+        [
+            "low",
+            "high",
+            "unclipped",
+            "random",
+            "of",
+            "group",
+            "context",
+            "turn",
+            "temperature",
+            "04k",
+            "0",
+            "math",
+            "tau",
+        ]
     ),
     min_size=1,
     max_size=3,
@@ -44,9 +58,11 @@ def test_no_figure_of_an_evaluation_takes_the_name_of_another(categories):
     contexts = taus({"00k", "04k"}, 6000)
     turns = taus({"0", "1", "10"}, 7000)
     report = {"prompts": 3, "lossless": None, "tau": tau, "tau_random": by_chance, "acceptance_by_slot": []}
+    temperatures = taus({"0", "0.7"}, 8000)
     report |= {"tau_by_context": contexts, "tau_by_turn": turns, "mean_of_prompts": PART}
+    report |= {"tau_by_temperature": temperatures}
     logged = sorted(value for name, value in metrics(report, MEASURED).items() if name.startswith("eval/tau"))
-    rows = (*tau.values(), *by_chance.values(), *contexts.values(), *turns.values())
+    rows = (*tau.values(), *by_chance.values(), *contexts.values(), *turns.values(), *temperatures.values())
     expected = [value for row in rows for key, value in row.items() if key != "unclipped"]
     assert sorted([*expected, tau[ALL]["unclipped"]]) == logged
 
