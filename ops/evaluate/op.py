@@ -49,7 +49,7 @@ class Evaluate:
         help="prompts from a file instead of the split: JSON lines with id, category, messages and, if there are "
         "any, images, or the file of a published benchmark (docs/evaluation.md)",
     )
-    benchmark_form: Literal["auto", "messages", "turns", "humaneval", "gsm8k", "math", "bfcl"] = field(
+    benchmark_form: Literal["auto", "messages", "turns", "humaneval", "gsm8k", "math"] = field(
         default="auto", keyed_default=False, help="the form of the benchmark's rows; auto: by the keys of the first one"
     )
     benchmark_prompt: Literal["as-is", "z-lab"] = field(

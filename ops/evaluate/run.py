@@ -21,7 +21,6 @@ from ops.evaluate.lossless import difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
 from ops.evaluate.prompts import check_lengths, choose_prompts, processor_of
-from ops.evaluate.show import comparable
 from ops.evaluate.statistics import is_repetition
 from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import JOURNAL, Decoder, decode_conversations
@@ -109,7 +108,6 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
     for name, figure in figures(report, measured):
         stage.figure(name, figure)
     text = partial(token_text, processor)
-    stage.info(comparable(report, measured))
     report_result(stage, summary, report["tau"]["all"], measured, text)
     if lost is not None:
         # Answers decoded with the bug must not be reused once it is fixed.
