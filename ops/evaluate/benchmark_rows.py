@@ -80,10 +80,11 @@ class Misfit:
         return f"{self.place}: {self.mistake}"
 
 
-def check_benchmark(benchmark: Benchmark) -> None:
-    """Check a benchmark for mistakes that show in the file alone. Raises DataError as `refuse`."""
+def checked_rows(benchmark: Benchmark) -> list[BenchmarkRow]:
+    """All rows of a benchmark without a mistake that shows in the file alone. Raises DataError as `refuse`."""
     rows = list(benchmark_rows(benchmark))
     refuse(benchmark.file, [row for row in rows if isinstance(row, Misfit)], len(rows))
+    return [row for row in rows if isinstance(row, BenchmarkRow)]
 
 
 def benchmark_rows(benchmark: Benchmark) -> Iterator[BenchmarkRow | Misfit]:

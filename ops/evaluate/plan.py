@@ -11,7 +11,7 @@ from attrs import evolve
 
 from dsl.errors import DataError
 from dsl.estimate import Amount, Estimate, Growth, PlanContext
-from ops.evaluate.benchmark_rows import Benchmark, BenchmarkRow, benchmark_rows, check_benchmark
+from ops.evaluate.benchmark_rows import Benchmark, checked_rows
 from ops.evaluate.op import Evaluate
 from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.sizes import draft_parameters
@@ -64,8 +64,7 @@ def _growth(config: Evaluate, context: PlanContext) -> Growth | None:
         return None
     counted, tried = first_counted(context.inputs["tokens"]), context.trial.config
     if config.benchmark is not None:
-        rows = benchmark_rows(Benchmark.of(config))
-        sizes = Counter(row.category for row in rows if isinstance(row, BenchmarkRow))
+        sizes = Counter(row.category for row in checked_rows(Benchmark.of(config)))
         small, full = (_prompts(sizes, limit) for limit in (tried.max_prompts, config.max_prompts))
     elif counted is not None:
         small = _prompts(_of_split(counted.samples.trial, config.split), tried.max_prompts)
@@ -88,7 +87,7 @@ def missing_here(config: Evaluate) -> dict[str, str]:
     if config.benchmark is None or not Path(config.benchmark).exists():
         return {}
     try:
-        check_benchmark(Benchmark.of(config))
+        checked_rows(Benchmark.of(config))
     except DataError as error:
         return {"benchmark": str(error)}
     return {}

@@ -15,7 +15,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from dsl.errors import DataError
-from ops.evaluate.benchmark_rows import Benchmark, BenchmarkRow, Misfit, benchmark_rows, check_benchmark
+from ops.evaluate.benchmark_rows import Benchmark, BenchmarkRow, Misfit, benchmark_rows, checked_rows
 from ops.evaluate.op import Evaluate
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
@@ -149,7 +149,7 @@ def test_the_broken_line_of_a_published_file_is_named_by_file_and_line(name, tmp
     file, rows, _, broken, mistake = SETS[name]
     benchmark = written(tmp_path, file, [*rows, broken, '{"half": '])
     with pytest.raises(DataError) as caught:
-        check_benchmark(benchmark)
+        checked_rows(benchmark)
     first, line, half = str(caught.value).splitlines()
     assert f"2 of {len(rows) + 2} lines of the benchmark cannot be used" in first
     assert line.startswith(f"{benchmark.file}:{len(rows) + 1}: {mistake}")
@@ -162,7 +162,7 @@ def test_parquet_is_read_as_json_lines_are(tmp_path):
     assert SETS["speed-bench"][2] == asked(Benchmark(tmp_path / "test.parquet"))
     parquet.write_table(pyarrow.Table.from_pylist([*rows, SETS["speed-bench"][3]]), tmp_path / "test.parquet")
     with pytest.raises(DataError, match=r"test\.parquet: row 3: a placeholder of SPEED-Bench"):
-        check_benchmark(Benchmark(tmp_path / "test.parquet"))
+        checked_rows(Benchmark(tmp_path / "test.parquet"))
 
 
 def test_the_system_turn_of_messages_stays_and_images_of_mmspec_are_in_the_key(tmp_path):
@@ -188,7 +188,7 @@ def test_bare_questions_get_the_words_of_z_lab_and_complete_prompts_none(tmp_pat
     own = {"id": 1, "category": "talk", "messages": [{"role": "user", "content": "Hello"}]}
     file = written(tmp_path, "own.jsonl", [own]).file
     with pytest.raises(DataError, match=r'own\.jsonl: benchmark_prompt = "z-lab" is for questions of GSM8K'):
-        check_benchmark(Benchmark(file, prompt="z-lab"))
+        checked_rows(Benchmark(file, prompt="z-lab"))
 
 
 def test_mbpp_has_the_form_of_humaneval_and_no_words_around_it(tmp_path):
@@ -199,7 +199,7 @@ def test_mbpp_has_the_form_of_humaneval_and_no_words_around_it(tmp_path):
 def test_bfcl_is_refused_by_name(tmp_path):
     row = {"id": "parallel_0", "question": [[{"role": "user", "content": "Play."}]], "function": [{"name": "play"}]}
     with pytest.raises(DataError, match=r"parallel\.json: rows of BFCL, whose prompts come with tools"):
-        check_benchmark(written(tmp_path, "parallel.json", [row]))
+        checked_rows(written(tmp_path, "parallel.json", [row]))
     assert {} == evaluate_config(benchmark=str(tmp_path / "parallel.json")).external_files()
 
 
@@ -221,11 +221,11 @@ def test_a_damaged_archive_and_one_that_unpacks_to_a_gigabyte_are_refused(tmp_pa
     for damaged in (whole[:-20], b"not gzip", whole[:20] + b"\0\1\2" + whole[23:]):
         benchmark.file.write_bytes(damaged)
         with pytest.raises(DataError, match=r"HumanEval\.jsonl\.gz: cannot be unpacked as gzip"):
-            check_benchmark(benchmark)
+            checked_rows(benchmark)
     benchmark.file.write_bytes(whole)
     monkeypatch.setattr("ops.evaluate.benchmark_rows.MOST_UNPACKED", 200)
     with pytest.raises(DataError, match=r"HumanEval\.jsonl\.gz:3: unpacks to more than 0 MiB"):
-        check_benchmark(benchmark)
+        checked_rows(benchmark)
 
 
 def test_fields_of_a_benchmark_without_one_are_mistakes():

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ops.evaluate.benchmark_rows import CATEGORY
-from ops.evaluate.intervals import ALL, REST
+from ops.evaluate.figures import parts_figure
+from ops.evaluate.intervals import ALL, REST, parted
 from ops.evaluate.summary import metrics
 from ops.train_dflash.measuring import metrics_of
 
@@ -104,3 +105,15 @@ def test_the_parts_of_tau_have_names_that_sort_by_context_and_turn():
     names = metrics(report | parts | {"mean_of_prompts": PART}, MEASURED)
     wanted = {"eval/tau_context_00k", "eval/tau_context_04k", "eval/tau_turn_2", "eval/tau_group/math"}
     assert wanted | {"eval/tau_context_04k_low", "eval/tau_turn_2_high", "eval/mean_of_prompts"} <= names.keys()
+
+
+def test_tables_with_several_parts_are_shown_in_order_as_one_picture():
+    contexts = dict.fromkeys(("64k", "00k", "08k"), PART)
+    turns = dict.fromkeys(("10", "2", "0"), PART)
+    report = {"tau_by_context": contexts, "tau_by_turn": turns, "tau": {ALL: PART}, "block_size": 8}
+    shown = {table: list(parts) for table, parts in parted(report).items()}
+    assert {"context": ["below 1k", "8k to 16k", "from 64k"], "turn": ["0", "2", "10"]} == shown
+    pictured = parts_figure(report, parted(report)).axes
+    assert list(shown.values()) == [[label.get_text() for label in axes.get_xticklabels()] for axes in pictured]
+    assert {"turn"} == parted(report | {"tau_by_context": {"01k": PART}}).keys()
+    assert {} == parted({"tau_by_context": {"01k": PART}}) == parted({})
