@@ -35,11 +35,12 @@ PATCHED_TYPES: Mapping[str, frozenset[str]] = {
     "0.5.21": _LACKING | {"qwen3_5_text", "qwen3_5_moe_text", "minimax_m3_vl"},
     "0.5.23": _LACKING | {"exaone_moe"},
 }
-# The classes of targets without a type in transformers that lack it, in all versions; the same test reads them.
+# The classes of targets that transformers has no type or another class for, and that lack it in all versions; a test
+# beside that one reads them.
 PATCHED_CLASSES = frozenset(
     {
         *("BailingMoEForCausalLM", "BailingMoeForCausalLM", "BailingMoeV2ForCausalLM", "SarvamMoEForCausalLM"),
-        *("Cosmos3ForConditionalGeneration", "MiniMaxM3SparseForCausalLM"),
+        *("Cosmos3ForConditionalGeneration", "MiniMaxM3SparseForCausalLM", "ExaoneMoEForCausalLM"),
     }
 )
 # Of the targets that SGLang serves, those that keep a convolution state (linear attention, Mamba, short convolutions),
