@@ -81,10 +81,11 @@ def about_serving(target: Target) -> list[str]:
     """A line on whether the installed SGLang serves the target; without SGLang none for Qwen's, which are tested."""
     found = served_class(target.config)
     if found is not None:
-        return [f"serving: of the target, {not_run(target.config) or found.sentence}"]
+        said = found.sentence if found.way == "none" else not_run(target.config) or found.sentence
+        return [f"target: {said}"]
     if is_qwen(target.config):
         return []
-    return ["serving: not every target has an engine; SGLang is not installed here to see (docs/targets.md)"]
+    return ["target: whether SGLang serves it is read from the installed one, and none is here (docs/targets.md)"]
 
 
 def _about_data(found: Survey) -> list[str]:

@@ -38,7 +38,7 @@ def test_init_writes_a_pipeline_that_plans_without_a_hand_on_it(
     said, told = capsys.readouterr()
     assert ["measuring a small random copy of the target", "reading the data"] == told.splitlines()
     assert "algorithm: dflash, known to SGLang and vLLM" in said
-    assert "serving: not every target has an engine; SGLang is not installed here to see (docs/targets.md)" in said
+    assert "target: whether SGLang serves it is read from the installed one, and none is here (docs/targets.md)" in said
     assert f"target: {kind}; all 5 checks of a target hold, measured on a small random copy" in said
     made = nodes(project / "pipeline.toml")
     assert 360 == made["target"]["mask_token_id"]  # the first row without a token
