@@ -73,9 +73,7 @@ def main(options: argparse.Namespace) -> int:
     except DataError as error:
         mistakes.append(str(error))
     try:
-        with Activity() as activity:
-            activity.status("reading the data")
-            found = survey(tuple(options.data), Counter.of(target), _image_root(options), options.allow_outside)
+        found = survey(tuple(options.data), Counter.of(target), _image_root(options), options.allow_outside)
         for data in options.data:
             look_at(data)
         store = store_path(options.store, output)
