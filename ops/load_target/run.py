@@ -75,8 +75,7 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
         stage.info(f"the weights are not measured: {mistake}")
     elif size < free_memory() / 2:
         try:
-            copy_holds = bool(probes) and not probes[0].failed
-            probes.append(probe_weights(Target.from_directory(directory, info), copy_holds))
+            probes.append(probe_weights(Target.from_directory(directory, info), probes[0] if probes else None))
         except DataError as error:
             if not is_qwen(config):
                 raise

@@ -36,7 +36,7 @@ def test_init_writes_a_pipeline_that_plans_without_a_hand_on_it(
 ) -> None:
     written(project, kind)
     said = capsys.readouterr().out
-    assert f"target: a {kind}; all 5 checks of a target hold, measured on a small random copy" in said
+    assert f"target: a {kind}; all 6 checks of a target hold, measured on a small random copy" in said
     made = nodes(project / "pipeline.toml")
     assert 360 == made["target"]["mask_token_id"]  # the first row without a token
     assert 0 == main(["plan", "pipeline.toml"])
@@ -46,7 +46,7 @@ def test_init_writes_a_pipeline_that_plans_without_a_hand_on_it(
 def test_init_counts_images_by_the_targets_own_processor(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = seeing_checkpoint("gemma3", project / "target")
     assert 0 == main(["init", str(write_photos(project)), "--target", str(target)])
-    assert "all 5 checks of a target hold" in capsys.readouterr().out
+    assert "all 6 checks of a target hold" in capsys.readouterr().out
     made = nodes(project / "pipeline.toml")
     assert "max_pixels" not in made["tokenize"]
     assert 0 == main(["plan", "pipeline.toml"])

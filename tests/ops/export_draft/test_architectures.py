@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import OFTEN, OTHERS, config_of
+from architectures import OFTEN, OTHER_ROWS, OTHERS, config_of
 from attrs import evolve
 from fake_stage import FakeStage
 from safetensors.torch import save_file
@@ -30,8 +30,6 @@ from ops.train_dflash.shape import forecast_shape
 
 LAYERS, MASK, EOS = (0, 2), 7, 3
 DIGEST = "0" * 64
-# Their first states are not rows of the embedding times a scale, which is what a draft of theirs gets all the same.
-OTHER_ROWS = {"nanochat": "they are normalised", "opt": "positions are added", "biogpt": "positions are added"}
 # Its small copy has square experts, which no file of the family may have.
 NOT_SAVED = ("qwen3_vl_moe",)
 CAUGHT = {"target_layer_ids": list(LAYERS), "mask_token_id": MASK}
