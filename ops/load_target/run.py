@@ -84,6 +84,8 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
         stage.info(
             f"the weights are not measured: in float32 they take {shown_bytes(size)}, more than half of what is free"
         )
+    if not probes:
+        stage.warn(f"nothing was measured of this {info['model_type']}: wrong states and answers of it are not noticed")
     for probe in probes:
         if probe.refusal and probe is probes[-1] and not is_qwen(config):
             raise DataError(f"{directory}: this {info['model_type']} cannot be a target, {probe.refusal}")

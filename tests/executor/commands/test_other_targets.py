@@ -66,7 +66,21 @@ def test_what_init_writes_runs_to_a_draft_that_changes_no_answer(project: Path, 
     assert 64 == read_json(draft)["hidden_size"]
 
 
-def test_a_model_without_its_layers_is_refused_by_init_and_doctor_lists_why(
+BY_HAND = """
+[pipeline]
+name = "by-hand"
+
+[mlflow]
+tracking = false
+
+[node.target]
+op = "load_target"
+checkpoint = "target"
+mask_token_id = 360
+"""
+
+
+def test_a_model_without_its_layers_is_refused_by_init_and_its_first_stage_and_doctor_lists_why(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = any_checkpoint("gpt2", project / "target", n_embd=64, n_layer=6, n_head=4, n_positions=512)
@@ -74,3 +88,7 @@ def test_a_model_without_its_layers_is_refused_by_init_and_doctor_lists_why(
     assert "this gpt2 cannot be a target, measured on a small random copy: it does not hold" in capsys.readouterr().err
     assert 1 == main(["doctor", "--target", str(target)])
     assert "layers       FAILS  it does not hold that the inputs of its layers are" in capsys.readouterr().out
+    (project / "by-hand.toml").write_text(BY_HAND)
+    assert 0 == main(["plan", "by-hand.toml"])
+    assert 0 != main(["run", "by-hand.toml", "--store", str(project / "runs")])
+    assert "this gpt2 cannot be a target, measured on the weights: it does not hold" in str(capsys.readouterr())

@@ -62,11 +62,46 @@ def test_all_of_another_architecture_holds_or_only_its_embedding_is_another(kind
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fast path is not available")
 @pytest.mark.parametrize(("kind", "check", "part"), [(kind, *found) for kind, found in NOT.items()])
 def test_what_does_not_hold_is_said_with_its_check(kind: str, check: str, part: str) -> None:
     failed = probe_config(config_of(kind)).failed
     assert check == failed[0].name
     assert part in failed[0].sentence
+
+
+ZAMBA = {"num_hidden_layers": 9, "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_dt_rank": 4}
+MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 1, "state_size": 16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "sizes", "embed_key", "refusal"),
+    [
+        ("zamba", ZAMBA, None, "this zamba cannot be a target, measured on the weights: .*Fast Mamba kernels"),
+        ("mamba2", MAMBA2, None, r"backbone\.embeddings\.weight, lm_head\.weight; name one of them as embed_key"),
+        ("mamba2", MAMBA2, "backbone.embeddings.weight", "this mamba2 cannot be a target, .*no later token changes"),
+    ],
+)
+def test_what_has_no_copy_or_other_names_is_refused_by_load_target(
+    tmp_path: Path, kind: str, sizes: dict[str, Any], embed_key: str | None, refusal: str
+) -> None:
+    checkpoint = any_checkpoint(kind, tmp_path / kind, **sizes)
+    config = LoadTarget(checkpoint=str(checkpoint), embed_key=embed_key)
+    with pytest.raises(DataError, match=refusal):
+        load_target(config, FakeStage(tmp_path / "stage", {}))
+
+
+def test_a_target_of_which_nothing_is_measured_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_copy(_config: Any) -> Probe:
+        raise DataError("no small copy of this llama can be made")
+
+    monkeypatch.setattr("ops.load_target.run.probe_config", no_copy)
+    monkeypatch.setattr("ops.load_target.run.free_memory", lambda: 1)
+    stage = FakeStage(tmp_path / "stage", {})
+    load_target(LoadTarget(checkpoint=str(any_checkpoint("llama", tmp_path / "llama"))), stage)
+    assert ["nothing was measured of this llama: wrong states and answers of it are not noticed"] == stage.warnings
+    assert [] == kept_probes(tmp_path / "stage" / "out")
 
 
 def test_twelve_are_tried_always_and_sixty_in_all() -> None:
