@@ -176,7 +176,7 @@ def test_a_state_that_is_not_put_back_is_found(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_target_of_other_rows_is_warned_of_and_verifies_drafts() -> None:
-    probe = probe_of_copy(config_of("nanochat"))
+    probe = probe_config(config_of("nanochat"))
     assert [EMBEDDING] == [check.name for check in probe.failed]
     assert probe.warning.startswith(
         "measured on a small random copy: it does not hold that what enters its first layer are rows of its embedding "
@@ -294,6 +294,12 @@ def test_a_hybrid_that_has_mamba_layers_only_is_not_evaluated(
     probe = probe_config(config_of(kind) | only_mamba)
     assert {BLOCKS, SPECULATION} <= {check.name for check in probe.failed}
     assert reason in probe.unverified
+
+
+def test_a_copy_with_experts_runs_in_float64() -> None:
+    target = small_copy(config_of("mixtral"), dtype=torch.float64)
+    assert torch.float64 == target.embed_weight.dtype
+    assert () == probe_target(target).failed
 
 
 def test_what_cannot_be_made_small_is_said() -> None:
