@@ -15,7 +15,7 @@ from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
 from ops.lib.target.model import Target, complete_config, describe_target, read_config, write_target_json
 from ops.lib.target.probe import probe_config, probe_weights
-from ops.lib.target.probed import MEASURED, Probe
+from ops.lib.target.probed import COPY, MEASURED, WEIGHTS, Probe
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.target.token_ids import mask_warning
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template
@@ -67,6 +67,7 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
     probes = []
     try:
         if not config.get("auto_map"):
+            stage.info(f"measuring {COPY} of the target")
             probes.append(probe_config(config))
     except DataError as error:
         stage.info(f"only the weights are measured: {error}")
@@ -74,9 +75,9 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
     if mistake := running_mistake(config, directory):
         stage.info(f"the weights are not measured: {mistake}")
     elif size < free_memory() / 2:
+        stage.info(f"measuring {WEIGHTS} of the target, {shown_bytes(size)} in float32")
         try:
-            copy_holds = bool(probes) and not probes[0].failed
-            probes.append(probe_weights(Target.from_directory(directory, info), copy_holds))
+            probes.append(probe_weights(Target.from_directory(directory, info), probes[0] if probes else None))
         except DataError as error:
             if not is_qwen(config):
                 raise
@@ -85,6 +86,8 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
         stage.info(
             f"the weights are not measured: in float32 they take {shown_bytes(size)}, more than half of what is free"
         )
+    if not probes:
+        stage.warn(f"nothing was measured of this {info['model_type']}: wrong states and answers of it are not noticed")
     for probe in probes:
         if probe.refusal and probe is probes[-1] and not is_qwen(config):
             raise DataError(f"{directory}: this {info['model_type']} cannot be a target, {probe.refusal}")
