@@ -114,7 +114,7 @@ def test_the_gate_names_an_embedding_that_sglang_scales_and_the_training_did_not
         ),
         (
             {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {"a": 1}},
-            "a gemma3 with a vision tower, of which only Qwen's are run in SGLang",
+            "(gemma3) has a vision tower, of which only Qwen's are run in SGLang",
         ),
     ],
 )
