@@ -116,13 +116,20 @@ def test_what_is_read_of_a_class_is_what_the_imported_class_has():
     imported = {name: ModelRegistry.models[name] for name in read if name in ModelRegistry.models}
     assert len(imported) > 200
     for name, found in imported.items():
-        own = [hasattr(found, setter) for setter in (SETTER, EAGLE_SETTER)]
+        own = [has_by_itself(found, setter) for setter in (SETTER, EAGLE_SETTER)]
         if name in ("Qwen3VLForConditionalGeneration", "Cosmos3ForConditionalGeneration"):
             assert ("patch", True) == (read[name], own[0])
         else:
             assert read[name] == ("hook" if own[0] else "patch" if own[1] else "none"), name
+        assert "hook" != read[name] or hasattr(found, "get_input_embeddings"), name  # which dflow adds to patched ones
     assert {"hook", "patch", "none"} == set(read.values())
     assert "hook" == read["Qwen3VLMoeForConditionalGeneration"] == read["MistralForCausalLM"]
+
+
+def has_by_itself(found: type, name: str) -> bool:
+    """Whether SGLang wrote the class with this method; a capture may have added one, or EAGLE-3's by this name."""
+    method = getattr(found, name, None)
+    return method is not None and method.__name__ == name and method.__module__.startswith("sglang.")
 
 
 def types_kept_by(*ways: str) -> set[str]:
