@@ -24,7 +24,8 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import DataError, shortened
-from ops.ingest.rows import first_value, turns_mistake
+from ops.ingest.row_values import first_value
+from ops.ingest.rows import turns_mistake
 from ops.lib.data.json_lines import TOO_DEEP, bounded_lines, parse_line, what_is_broken
 
 CHUNK = 1 << 20
