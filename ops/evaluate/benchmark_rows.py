@@ -12,8 +12,7 @@ from attrs import frozen
 from dsl.errors import DataError
 from ops.evaluate.intervals import ALL
 from ops.ingest.image_values import ImageFinder
-from ops.ingest.records import Record, json_records
-from ops.ingest.row_forms import records_in_turns
+from ops.ingest.records import Record, json_records, records_in_turns
 from ops.ingest.row_values import turn_role
 from ops.ingest.rows import row_mistake, sample_of_row, turn_list
 from ops.ingest.sample import DroppedSample, RawSample

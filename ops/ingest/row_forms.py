@@ -10,13 +10,11 @@ FORMS is the table: how a row of a form is recognised, and the function that giv
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import attrs
 from attrs import frozen
 
-from ops.ingest.records import Record
 from ops.ingest.row_values import CALL_ROLES, is_none, parsed
 from ops.ingest.rows import ANSWERS, TURNS
 from ops.ingest.tools import Tool, with_tools
@@ -33,20 +31,15 @@ class Form:
     read: Callable[[Row], tuple[Row, str]]
 
 
+def form_of(row: Row) -> Form | None:
+    return next((form for form in FORMS if form.recognised(row)), None)
+
+
 def in_turns(row: Row) -> tuple[Row, str]:
     """A row of any form with its turns and tools as lists, and the mistake in it, "" for none."""
-    form = next((form for form in FORMS if form.recognised(row)), None)
+    form = form_of(row)
     row, mistake = (row, "") if form is None else form.read(row)
     return (row, mistake) if mistake else with_tools(row)
-
-
-def records_in_turns(records: Iterator[Record]) -> Iterator[Record]:
-    for record in records:
-        if record.mistake or not isinstance(record.row, dict):
-            yield record
-            continue
-        row, mistake = in_turns(record.row)
-        yield record if row is record.row and not mistake else attrs.evolve(record, row=row, mistake=mistake)
 
 
 def _has_no_turns(row: Row) -> bool:

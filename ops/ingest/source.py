@@ -11,8 +11,16 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from ops.ingest.image_values import IMAGE_NAMES
-from ops.ingest.records import DELIMITERS, Record, captioned_records, csv_records, is_metadata, json_records, names_rows
-from ops.ingest.row_forms import records_in_turns
+from ops.ingest.records import (
+    DELIMITERS,
+    Record,
+    captioned_records,
+    csv_records,
+    is_metadata,
+    json_records,
+    names_rows,
+    records_in_turns,
+)
 
 BUILTIN = "builtin:digits"
 JSON_NAMES = (".jsonl", ".json", ".ndjson")
