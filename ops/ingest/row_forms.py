@@ -73,11 +73,9 @@ WORD = re.compile(r"[A-Za-z]+")
 
 def _with_schema(tool: Tool) -> Tool:
     """A tool whose parameters are a schema. xLAM's types are Python's, such as `List[int], optional`."""
-    parameters = tool.get("parameters")
-    is_flat = isinstance(parameters, dict) and all(
-        isinstance(value, dict) and isinstance(value.get("type"), str) for value in parameters.values()
-    )
-    if not is_flat:
+    parameters: Any = tool.get("parameters")
+    values = parameters.values() if isinstance(parameters, dict) else [None]
+    if not all(isinstance(value, dict) and isinstance(value.get("type"), str) for value in values):
         return tool
     properties = {name: {**value, "type": _type(value["type"])} for name, value in parameters.items()}
     required = [name for name, value in parameters.items() if "default" not in value]

@@ -283,7 +283,7 @@ def _calls_mistake(turn: dict[str, Any]) -> str:
     calls, call = turn.get("tool_calls"), turn.get("function_call")
     if not (is_none(calls) or isinstance(calls, list)):
         return ': "tool_calls" must be a list'
-    if not (is_none(calls) or all(is_none(each) or isinstance(each, dict) for each in calls)):
+    if isinstance(calls, list) and not all(is_none(each) or isinstance(each, dict) for each in calls):
         return ': "tool_calls" must be a list of objects'
     return "" if is_none(call) or isinstance(call, dict) else ': "function_call" must be an object'
 

@@ -34,7 +34,7 @@ def with_tools(row: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """The row with its tools as a list of objects in `tools`, and the mistake in them, "" for none."""
     if not any(key in row for key in TOOL_KEYS):
         return row, ""
-    given = next((row[key] for key in TOOL_KEYS if not (is_none(row.get(key)) or row[key] == "")), [])
+    given: Any = next((row[key] for key in TOOL_KEYS if not (is_none(row.get(key)) or row[key] == "")), [])
     found, mistake = _listed(given)
     others = {name: value for name, value in row.items() if name not in TOOL_KEYS}
     return ({**others, "tools": found} if found else others), mistake

@@ -114,9 +114,9 @@ class ChatEncoder:
     ) -> list[Encoded | Unusable]:
         """Tokenise several conversations; each result is as from `encode`, or the reason why it is unusable.
 
-        ids: the samples' ids, for the DataError. tools: of each sample. All are rendered by one call in another process,
-        and tokenised by one call without Python's lock, so threads run in parallel. The tokenizer's own threads stay off
-        (TOKENIZERS_PARALLELISM is false in a stage): they would not survive a fork.
+        ids: the samples' ids, for the DataError. tools: of each sample. All are rendered by one call in another
+        process, and tokenised by one call without Python's lock, so threads run in parallel. The tokenizer's own
+        threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would not survive a fork.
         """
         of_each = tools or [()] * len(conversations)
         found = self.template.finish_all(

@@ -109,21 +109,18 @@ class Template:
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Whether a prompt shows the tools."""
+        """Whether a prompt shows the tools. Raises as `finish`."""
         tools = [{"type": "function", "function": PROBED_TOOL}]
         return self._shows(Rendering([PROBED_QUESTION], prompt=True), tools)
 
     @cached_property
     def shows_reasoning(self) -> bool:
-        """Whether an answer shows its `reasoning_content`."""
+        """Whether an answer shows its `reasoning_content`. Raises as `finish`."""
         answer = {"role": "assistant", "content": [{"type": "text", "text": "A"}], "reasoning_content": PROBE}
         return self._shows(Rendering([PROBED_QUESTION, answer]), ())
 
     def _shows(self, rendering: Rendering, tools: Tools) -> bool:
-        try:
-            return PROBE in self.finish(_one_text(rendering), tools=tools)
-        except Unusable:
-            return False
+        return PROBE in self.finish(_one_text(rendering), tools=tools)
 
     def check(self, messages: Messages, tools: Tools = ()) -> None:
         """Check that the template shows the tools, and that no text contains a special token, which would look like a

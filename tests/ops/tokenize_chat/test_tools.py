@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import Samples
+from ops.evaluate.prompts import read_benchmark
 from ops.ingest.sample import ToolCall, Turn
 from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.processor import load_processor
@@ -170,8 +171,9 @@ def test_a_reasoning_that_no_answer_shows_is_left_out(folder):
 
 
 def test_history_that_is_rendered_otherwise_than_it_was_served_drops_the_sample(folder):
-    last_only = TOOLS.replace("or []", "if loop.last or messages[loop.index0 + 1].role == 'tool' else []")
-    other = last_only.replace("{{- content }}\n        {%- for", "{{- content if loop.last else '' }}\n        {%- for")
+    shown = "{{- content if loop.last or message.role != 'assistant' else '' }}"
+    other = TOOLS.replace("{{- content }}\n        {%- for", shown + "\n        {%- for")
+    assert other != TOOLS
     with pytest.raises(Unusable, match="answer not found in the rendered text"):
         encoder(folder, other).encode(TWO, tools=[W])
 
@@ -211,7 +213,7 @@ def plain(messages: list[Row]) -> list[Row]:
     return [{**each, "content": "".join(part["text"] for part in each["content"])} for each in messages]
 
 
-def tokenized(tmp_path: Path, folder: Path, samples: Samples, template: str) -> FakeStage:
+def tokenized(tmp_path: Path, folder: Path, samples: Samples, template: str, **more: Any) -> FakeStage:
     (tmp_path / "template.jinja").write_text(template)
     stage = FakeStage(tmp_path / "tokens", {"samples": samples})
     config = TokenizeChat(
@@ -220,6 +222,7 @@ def tokenized(tmp_path: Path, folder: Path, samples: Samples, template: str) -> 
         chat_template=str(tmp_path / "template.jinja"),
         min_loss_tokens=1,
         workers=1,
+        **more,
     )
     tokenize_chat(config, stage)
     return stage
@@ -238,10 +241,24 @@ def test_rows_of_data_are_tokenised_with_their_tools(tmp_path, folder, known):
 def test_a_template_without_tools_ends_the_node_by_name(tmp_path, folder):
     rows = [{"tools": [W], "messages": plain(ONE)}] * 2 + [{"messages": plain([ASK, SUNNY])}]
     samples = written(tmp_path / "data", rows)
-    with pytest.raises(
-        DataError, match=r"shows no tools: none of 2 samples with tools can be used; use a template with"
-    ):
+    with pytest.raises(DataError, match="shows no tools: none of 2 samples with tools can be used; use a"):
         tokenized(tmp_path, folder, samples, unmarked(QWEN25_VL))
+
+
+def test_a_benchmark_asks_with_its_tools(tmp_path, known):
+    file = tmp_path / "benchmark.jsonl"
+    row = {"id": "a", "category": "agents", "tools": [W], "messages": plain([*ONE, say("user", "And Rome?")])}
+    file.write_text(json.dumps(row) + "\n")
+    [prompt] = read_benchmark(file, known)
+    expected = known.prompt([*ONE, say("user", "And Rome?")], tools=[W]).tolist()
+    assert (prompt.length, prompt.sample().input_ids.tolist()) == (len(expected), expected)
+
+
+def test_prompts_of_a_training_have_their_tools(tmp_path, folder, known):
+    rows = [{"tools": [W], "messages": plain([*ONE, say("user", "And Rome?")])}]
+    stage = tokenized(tmp_path, folder, written(tmp_path / "data", rows), TOOLS, prompts_only=True)
+    [record] = [json.loads(line) for line in (stage.out_dir / "samples.jsonl").read_text().splitlines()]
+    assert record["tokens"] == len(known.prompt([*ONE, say("user", "And Rome?")], tools=[W]))
 
 
 def test_samples_with_tools_are_not_answered_again():

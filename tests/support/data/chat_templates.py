@@ -133,8 +133,8 @@ PLAIN = """\
 {%- if add_generation_prompt %}{{- '\\n\\nAnswer:' }}{%- endif %}
 """
 
-# Tools in the system turn, calls as JSON between tags, results joined in a user's turn; strings or parts. A reasoning is
-# shown in every answer that has one.
+# Tools in the system turn, calls as JSON between tags, results joined in a user's turn; strings or parts. Every answer
+# shows its reasoning.
 TOOLS = """\
 {%- macro shown(content) %}
     {%- if content is string %}
