@@ -32,11 +32,19 @@ def is_none(value: Any) -> bool:
 
 def first_value(mapping: dict[str, Any], names: Sequence[str]) -> Any:
     """The value of the first of the names that is present and not null."""
-    return next((mapping[name] for name in names if mapping.get(name) is not None), None)
+    for name in names:
+        if (value := mapping.get(name)) is not None:
+            return value
+    return None
 
 
 def is_valid_text(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
+    """Whether a text can be written as UTF-8, which half a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def turn_role(turn: dict[str, Any]) -> Any:

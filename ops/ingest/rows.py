@@ -281,6 +281,8 @@ def _turn_mistake(turn: Any) -> str:
 def _calls_mistake(turn: dict[str, Any]) -> str:
     """The mistake in the keys of a turn that hold calls."""
     calls, call = turn.get("tool_calls"), turn.get("function_call")
+    if calls is None and call is None:
+        return ""
     if not (is_none(calls) or isinstance(calls, list)):
         return ': "tool_calls" must be a list'
     if isinstance(calls, list) and not all(is_none(each) or isinstance(each, dict) for each in calls):
@@ -325,7 +327,7 @@ REFUSED_KEYS = (
     *((key, AUDIO) for key in ("audio", "audios")),
 )
 CHANNEL = "<|channel|>"
-PYTHON_CALL = re.compile(r"\[\s*([^\[\]()=\n]{1,200}?)\s*\(")
+PYTHON_CALL = re.compile(r"\s*\[\s*([^\[\]()=\n]{1,200}?)\s*\(")
 NAMED = re.compile(r""""name"\s*:\s*"([^"]{1,200})\"""")
 PLACEHOLDER = "<image>"
 LINE_BREAKS = "\r\n"
@@ -452,10 +454,10 @@ def _readable(row: dict[str, Any], tools: Iterable[Tool]) -> list[dict[str, Any]
     for number, turn in enumerate(turns, start=1):
         if ROLE_NAMES.get(turn_role(turn)) != "assistant":
             continue
-        text = own_text(turn).strip()
+        text = own_text(turn)
         if CHANNEL in text:
             raise Unusable(CHANNELS, f"turn {number}")
-        if text.startswith("[") and text.endswith(")]") and (called := PYTHON_CALL.match(text)):
+        if (called := PYTHON_CALL.match(text)) and text.rstrip().endswith(")]"):
             prose = "".join(own_text(each) for each in turns if ROLE_NAMES.get(turn_role(each)) == "system")
             if called[1] in {*(tool["function"].get("name") for tool in tools), *NAMED.findall(prose)}:
                 raise Unusable(PYTHON_CALLS, f"turn {number}: {quoted(text)}")

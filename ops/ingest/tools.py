@@ -60,7 +60,9 @@ def normal_tools(row: dict[str, Any]) -> tuple[Tool, ...]:
     """The tools of a row behind `with_tools`. Raises Unusable for one that is no function, and for values that JSON
     lacks.
     """
-    tools = row.get("tools") or ()
+    tools = row.get("tools")
+    if not tools:
+        return ()
     if fault := json_fault(list(tools)):
         raise Unusable("invalid text", "tools") if fault == INVALID_TEXT else Unusable(NO_JSON, fault)
     return tuple(map(_normal, tools))

@@ -162,6 +162,8 @@ def matched(turns: Sequence[Said]) -> list[Said]:
     The ids are those given, if all calls have one and they differ; else call00001, call00002, ... A result without an
     id is that of the first open call of its name, or else of the first open call.
     """
+    if not any(turn.calls or turn.role == "tool" for turn in turns):
+        return list(turns)
     calls: list[Call] = []
     open_calls: dict[int, Call] = {}  # by place among all calls
     answered: dict[int, int] = {}  # turn -> place of its call
@@ -209,7 +211,7 @@ def _called(result: Said, open_calls: dict[int, Call]) -> int:
 
 
 def _has_calls(turn: TurnObject) -> bool:
-    return not is_none(turn.get("tool_calls"))
+    return turn.get("tool_calls") is not None and not is_none(turn["tool_calls"])
 
 
 def _openai(turn: TurnObject) -> Iterable[Said]:
@@ -218,7 +220,7 @@ def _openai(turn: TurnObject) -> Iterable[Said]:
 
 
 def _has_function_call(turn: TurnObject) -> bool:
-    return not is_none(turn.get("function_call"))
+    return turn.get("function_call") is not None and not is_none(turn["function_call"])
 
 
 def _old_openai(turn: TurnObject) -> Iterable[Said]:
@@ -284,8 +286,7 @@ def _between(text: str) -> list[str]:
 
 
 def _is_anthropic(turn: TurnObject) -> bool:
-    kinds = {part_kind(part) for part in content_parts(turn)}
-    return not kinds.isdisjoint((CALL_PART, RESULT_PART, *THOUGHTS))
+    return any(part_kind(part) in (CALL_PART, RESULT_PART, *THOUGHTS) for part in content_parts(turn))
 
 
 def _anthropic(turn: TurnObject) -> Iterable[Said]:
@@ -311,7 +312,8 @@ def result_turn(part: dict[str, Any]) -> TurnObject:
 
 
 def _is_hermes(turn: TurnObject) -> bool:
-    return ROLE_NAMES.get(turn_role(turn)) == "assistant" and bool(_tagged(own_text(turn))[1])
+    text = own_text(turn)
+    return CALL_TAGS[0] in text and ROLE_NAMES.get(turn_role(turn)) == "assistant" and bool(_tagged(text)[1])
 
 
 def _hermes(turn: TurnObject) -> Iterable[Said]:
