@@ -348,7 +348,8 @@ SETTINGS: dict[str, Callable[[Any], bool]] = {
     "chat_template_kwargs": lambda value: not is_none(value),
     "reasoning": lambda value: value in ("on", "off"),
 }
-LISTING = "a system turn that lists the tools, which the chat template lists itself"
+SETTING = '"{}" of their own, which is left out: a server has one setting for all'
+LISTING = "a system turn that lists the tools, which is left out: the chat template lists them itself"
 
 
 @frozen
@@ -385,7 +386,7 @@ def sample_of_row(
         _refuse_other_media(row)
         tools = normal_tools(row)
         spoken, listing = _without_listing(said(_readable(row, tools)))
-        ignored = [key for key, is_given in SETTINGS.items() if is_given(row.get(key))]
+        ignored = [SETTING.format(key) for key, is_given in SETTINGS.items() if is_given(row.get(key))]
         if listing:
             tools, ignored = tools or normal_tools({"tools": listing}), [*ignored, LISTING]
         tools = tools or default_tools

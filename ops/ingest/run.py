@@ -100,7 +100,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
     if calling:
         stage.info(f"{calling} samples call tools")
     for what, count in ignored.items():
-        stage.info(f"{count} samples have {what}: it is left out, since a server has one setting for all")
+        stage.info(f"{count} samples have {what}")
 
 
 def read_source(config: Ingest) -> Iterator[Read]:

@@ -72,7 +72,7 @@ class RawSample:
     label   the correct answer, if the source has it separately
     topic   what the row's "category" says, if it says something
     tools   those that the assistant may call, in the form that chat templates take
-    ignored what else the row says of its prompt, which has no place in a sample
+    ignored what else the row has, and why it is left out
     """
 
     id: str

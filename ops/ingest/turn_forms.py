@@ -17,7 +17,7 @@ Drop reasons:
     the arguments of a tool call are not JSON, ... are not an object
     a tool call has no name, a tool that is no function
     a tool call outside an answer       in a user's turn
-    two tool calls of a turn have the same id
+    two tool calls of a turn have the same id, more than 1,000 tool calls in a turn
     a tool result without a call, a tool result for no open call, 2 tool calls without a result
     a tool result is not JSON
     redacted thinking                   which nobody can read
@@ -26,6 +26,7 @@ Drop reasons:
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -53,6 +54,7 @@ from ops.ingest.tools import NO_FUNCTION, literal, quoted
 from ops.lib.data.files import shown_json
 from ops.lib.data.sample_account import Unusable
 
+MOST_CALLS = 1000  # in a turn, of which each result searches its own
 CALL_NOT_JSON = "a tool call is not JSON"
 ARGUMENTS_NOT_JSON = "the arguments of a tool call are not JSON"
 ARGUMENTS_NO_OBJECT = "the arguments of a tool call are not an object"
@@ -60,6 +62,7 @@ NAMELESS = "a tool call has no name"
 OUTSIDE_ANSWER = "a tool call outside an answer"
 SAME_ID = "two tool calls of a turn have the same id"
 NO_CALL, NOT_OPEN = "a tool result without a call", "a tool result for no open call"
+TOO_MANY_CALLS = f"more than {MOST_CALLS:,} tool calls in a turn"
 RESULT_NOT_JSON = "a tool result is not JSON"
 REDACTED = "redacted thinking"
 
@@ -149,7 +152,7 @@ def _joined(turns: Iterable[Said]) -> list[Said]:
                 before,
                 parts=(*before.parts, *turn.parts),
                 calls=(*before.calls, *turn.calls),
-                reasoning=before.reasoning or turn.reasoning,
+                reasoning="\n".join(filter(None, (before.reasoning, turn.reasoning))) or None,
             )
         else:
             joined.append(turn)
@@ -175,7 +178,9 @@ def matched(turns: Sequence[Said]) -> list[Said]:
         _check_answered(open_calls)
         ids = [call.id for call in turn.calls if call.id is not None]
         if len(set(ids)) < len(ids):
-            raise Unusable(SAME_ID, quoted(next(each for each in ids if ids.count(each) > 1)))
+            raise Unusable(SAME_ID, quoted(Counter(ids).most_common(1)[0][0]))
+        if len(turn.calls) > MOST_CALLS:
+            raise Unusable(TOO_MANY_CALLS, f"{len(turn.calls)}")
         open_calls = dict(enumerate(turn.calls, start=len(calls)))
         calls += turn.calls
     if turns and turns[-1].role == "tool":
@@ -399,12 +404,12 @@ def _call(call: Any) -> Call:
 
 def _arguments(value: Any, name: str) -> dict[str, Any]:
     """The arguments of a call, an object or its JSON; a missing or empty value is an empty object."""
-    if isinstance(value, str) and value.strip():
+    if isinstance(value, str):
         try:
-            value = parsed(value)
+            value = parsed(value) if value.strip() else None
         except ValueError:
             raise Unusable(ARGUMENTS_NOT_JSON, f"{name}: {_shown(value)}") from None
-    elif value is None or isinstance(value, str):
+    if value is None:
         return {}
     if not isinstance(value, dict):
         raise Unusable(ARGUMENTS_NO_OBJECT, f"{name}: {_shown(value)}")

@@ -13,6 +13,7 @@ from format_reading import inject, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from own_samples import run_ingest
+from PIL import Image
 from pyarrow import parquet
 
 from dsl.compile import compile_pipeline
@@ -189,6 +190,10 @@ OWN: list[tuple[str, Row, Row | str]] = [
     ("a call of a user", std({"role": "user", "content": "x", "tool_calls": [call(1)]}, E),
      "a tool call outside an answer: turn 2, role \"user\""),
     ("two calls with one id", std(a(call(1), call(1)), t("sunny"), E), "two tool calls of a turn have the same id"),
+    ("more calls than a turn has", std(a(*map(call, range(1, 1002)))), "more than 1,000 tool calls in a turn: 1001"),
+    ("thoughts of parallel calls", std(*({"role": "tool_call", "content": {"name": "w", "arguments": "null"},
+     "reasoning_content": each} for each in "xy")), std(a(*(call(each, arguments={}) for each in (1, 2)),
+     reasoning_content="x\ny"))),
     ("two calls without results", std(a(call(1), call(2)), E), "2 tool calls without a result"),
     ("only one of two results, at the end", std(a(call(1), call(2)), t("sunny")), "1 tool calls without a result"),
     ("a second result", std(a(call(1)), t("sunny"), t("rain"), E), "a tool result without a call"),
@@ -382,9 +387,9 @@ def test_what_is_left_out_of_rows_is_counted(tmp_path, capsys):
     ]
     run_ingest(tmp_path, rows)
     out = capsys.readouterr().out
-    assert "1 samples have chat_template_kwargs: it is left out" in out
-    assert "1 samples have reasoning: it is left out" in out
-    assert "1 samples have a system turn that lists the tools" in out
+    assert '1 samples have "chat_template_kwargs" of their own, which is left out' in out
+    assert '1 samples have "reasoning" of their own, which is left out' in out
+    assert "1 samples have a system turn that lists the tools, which is left out" in out
 
 
 def test_images_stand_in_results_as_in_a_users_turn(tmp_path):
@@ -415,3 +420,12 @@ def test_a_csv_of_xlam_is_read(tmp_path):
         writer.writerow(row["row"])
     _, written, _ = read(tmp_path / "data.csv", tmp_path)
     assert written[0]["tools"] == row["normal"]["tools"]
+
+
+def test_a_call_without_a_text_is_no_turn_of_nothing_but_an_image(tmp_path):
+    Image.new("RGB", (20, 20)).save(tmp_path / "a.png")
+    (tmp_path / "data.jsonl").write_text(json.dumps({**STD, "images": ["a.png"]}) + "\n")
+    stage, _, _ = read(tmp_path / "data.jsonl", tmp_path / "ingest")
+    samples = inject(stage.artifact(Samples), tmp_path / "inject")
+    row = json.loads((samples.path / "samples.jsonl").read_text("utf-8"))
+    assert [len(turn["content"]) for turn in row["messages"]] == [2, 0, 1, 1]
