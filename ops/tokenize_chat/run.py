@@ -37,7 +37,8 @@ from ops.tokenize_chat.template import MISFITS, NO_ANSWER, NO_TOOLS, OTHER_THOUG
 
 REMEDIES = {
     TOO_LONG: "raise max_length, or lower max_pixels",
-    NO_ANSWER: "put regenerate_answers before tokenize_chat, or set prompts_only = true",
+    NO_ANSWER: 'let regenerate_answers answer them before, with answers = "target" and their split in `splits`; or set '
+    "prompts_only = true",
     OTHER_THOUGHT: "set enable_thinking as regenerate_answers has it",
     SPECIAL_IN_TEXT: "remove the tokenizer's special tokens from the texts",
 }
