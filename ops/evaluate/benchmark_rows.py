@@ -21,9 +21,11 @@ from ops.evaluate.benchmark_sets import form_of, set_row
 from ops.evaluate.intervals import ALL
 from ops.evaluate.op import Evaluate
 from ops.ingest.image_values import ImageFinder, path_named
-from ops.ingest.records import LONGEST, TOO_LONG, Record, json_records
-from ops.ingest.rows import ROLE_NAMES, image_values, row_mistake, sample_of_row, turn_list, turn_role
+from ops.ingest.records import LONGEST, TOO_LONG, Record, json_records, records_in_turns
+from ops.ingest.row_values import turn_role
+from ops.ingest.rows import image_values, row_mistake, sample_of_row, turn_list
 from ops.ingest.sample import DroppedSample, RawSample
+from ops.ingest.turn_forms import ROLE_NAMES
 from ops.lib.data.files import shown_json
 from ops.lib.data.json_lines import parse_line
 from ops.lib.data.sample_account import Unusable
@@ -140,7 +142,8 @@ def _read(benchmark: Benchmark) -> Iterator[tuple[Record, tuple[str, ...]]]:
         if isinstance(made, str):
             yield evolve(record, mistake=made), ()
         else:
-            yield evolve(record, row=made.row), made.later
+            [turned] = records_in_turns(iter([evolve(record, row=made.row)]))
+            yield turned, made.later
 
 
 def _records(file: Path) -> Iterator[Record]:

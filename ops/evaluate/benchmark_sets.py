@@ -21,7 +21,7 @@ from attrs import frozen
 
 from ops.ingest.image_values import path_named
 from ops.ingest.records import Record
-from ops.ingest.rows import first_value, turn_role
+from ops.ingest.row_values import first_value, turn_role
 from ops.lib.data.json_lines import json_kind
 
 IDS = ("question_id", "id", "prompt_id", "task_id", "unique_id")

@@ -213,13 +213,14 @@ class Dialogue:
             yield dialogue._length()
 
     def _length(self) -> int:
-        images = [encoded_image(image) for image in self.row.sample.images]
-        return prompt_ids(self.row.sample.id, self.messages, images, self.encoder)[1]
+        raw = self.row.sample
+        images = [encoded_image(image) for image in raw.images]
+        return prompt_ids(raw.id, self.messages, images, self.encoder, raw.tools)[1]
 
     def _sample(self) -> TokenSample:
         raw = self.row.sample
         chunks = load_each(raw.images, encoded_image, self.encoder.processor)
-        return prompt_sample(raw.id, self.row.category, self.messages, chunks, self.encoder)
+        return prompt_sample(raw.id, self.row.category, self.messages, chunks, self.encoder, raw.tools)
 
 
 def _words(text: str) -> list[dict[str, str]]:

@@ -1,5 +1,7 @@
 """Positions of the answers in the text of a rendered conversation, in characters.
 
+Of a sample with tools, every answer follows the prompt that a server renders for it (`render_served`). Of others:
+
 With `{% generation %}` marks, the template marks them. Without them, an answer follows its generation prompt:
 
     last answer      the text of the conversation begins with that of the messages before the answer and the
@@ -39,12 +41,14 @@ class Rendered:
     """A rendered conversation that ends with an answer.
 
     prompt_end      number of characters up to the end of the last answer's generation prompt
-    answers         start of every learnt answer, and its end if the template marks it
+    answers         start of every learnt answer, and its end if that is known
+    served          whether each answer follows its own prompt, and has to show all that the message holds
     """
 
     text: str
     prompt_end: int
     answers: tuple[tuple[int, int | None], ...]
+    served: bool = False
 
 
 def render_answers(has_marks: bool, messages: Messages, last_only: bool) -> Renderings[Rendered]:
@@ -62,6 +66,27 @@ def render_answers(has_marks: bool, messages: Messages, last_only: bool) -> Rend
     if not last_only:
         earlier = yield from _earlier(messages, text, end)
     return Rendered(text, end, (*((start, None) for start in earlier), (end, None)))
+
+
+def render_served(messages: Messages, last_only: bool) -> Renderings[Rendered]:
+    """Render messages whose last one is an answer, each learnt answer behind the prompt of the messages before it.
+
+    An answer goes from the end of that prompt to the end of the text of the messages up to it, and the text must begin
+    with both. Raises Unusable for a template that shows history otherwise.
+    """
+    turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    (whole,) = yield [Rendering(messages)]
+    text = whole.text
+    answers = []
+    for turn in turns[-1:] if last_only else turns:
+        prompt, ended = yield [Rendering(messages[:turn], prompt=True), Rendering(messages[: turn + 1])]
+        if not text.startswith(prompt.text):
+            raise _not_prompted(messages[turn], prompt.text, text)
+        if not text.startswith(ended.text):
+            shown = ended.text[len(prompt.text) :][:60]
+            raise Unusable(ANSWER_NOT_FOUND, f"the text has another answer than {shown!r}")
+        answers.append((len(prompt.text), len(ended.text)))
+    return Rendered(text, answers[-1][0], tuple(answers), served=True)
 
 
 def _marked(text: str, spans: Sequence[Span], prompt_end: int, last_only: bool) -> tuple[tuple[int, int | None], ...]:

@@ -30,7 +30,7 @@ from ops.lib.vision.any_images import AnyImages, Seen
 from ops.lib.vision.chunks import ImageChunk, concatenate, place_images
 from ops.lib.vision.images import TOO_LARGE, decode, size_of
 from ops.lib.vision.processor import Processor
-from ops.tokenize_chat.answer_spans import Rendered, render_answers
+from ops.tokenize_chat.answer_spans import Rendered, render_answers, render_served
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.template import (
     ANSWER_CHANGED,
@@ -42,7 +42,9 @@ from ops.tokenize_chat.template import (
     Messages,
     Renderings,
     Template,
+    Tools,
     answer_words,
+    check_shown,
     value_or_unusable,
 )
 
@@ -93,27 +95,34 @@ class ChatEncoder:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
-    def encode(self, messages: Messages, cut: Sequence[bool] = ()) -> Encoded:
-        """Tokenise chat messages whose last one is an answer.
+    def encode(self, messages: Messages, cut: Sequence[bool] = (), tools: Tools = ()) -> Encoded:
+        """Tokenise chat messages whose last one is an answer. tools: those that the answers may call.
 
         cut: for each answer, whether it was cut off; then its EOS comes from the template only, and is not learnt.
         Raises Unusable; with a reason in MISFITS, sample or chat template is at fault. Raises DataError if the template
         takes too long.
         """
-        rendered = self.template.finish(self._rendered(messages))
+        rendered = self.template.finish(self._rendered(messages, tools), tools=tools)
         return self._encoded(messages, cut, rendered, *self._tokenized([_tokenizable(rendered)]))
 
     def encode_batch(
-        self, conversations: Sequence[Messages], cuts: Sequence[Sequence[bool]], ids: Sequence[str] | None = None
+        self,
+        conversations: Sequence[Messages],
+        cuts: Sequence[Sequence[bool]],
+        ids: Sequence[str] | None = None,
+        tools: Sequence[Tools] | None = None,
     ) -> list[Encoded | Unusable]:
         """Tokenise several conversations; each result is as from `encode`, or the reason why it is unusable.
 
-        ids: the samples' ids, for the DataError. All are rendered by one call in another process, and tokenised by one
-        call without Python's lock, so threads run in parallel. The tokenizer's own threads stay off
-        (TOKENIZERS_PARALLELISM is false in a stage): they would not survive a fork.
+        ids: the samples' ids, for the DataError. tools: of each sample. All are rendered by one call in another
+        process, and tokenised by one call without Python's lock, so threads run in parallel. The tokenizer's own
+        threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would not survive a fork.
         """
+        of_each = tools or [()] * len(conversations)
         found = self.template.finish_all(
-            [self._rendered(messages) for messages in conversations], ids or [None] * len(conversations)
+            [self._rendered(messages, own) for messages, own in zip(conversations, of_each, strict=True)],
+            ids or [None] * len(conversations),
+            of_each,
         )
         rendered = [one if isinstance(one, Unusable) else value_or_unusable(_tokenizable, one) for one in found]
         encodings = iter(self._tokenized([one for one in rendered if isinstance(one, Rendered)]))
@@ -122,10 +131,12 @@ class ChatEncoder:
             for messages, cut, one in zip(conversations, cuts, rendered, strict=True)
         ]
 
-    def _rendered(self, messages: Messages) -> Renderings[Rendered]:
+    def _rendered(self, messages: Messages, tools: Tools) -> Renderings[Rendered]:
         if not messages or messages[-1]["role"] != "assistant":
             raise Unusable(NO_ANSWER)
-        self.template.check(messages)
+        self.template.check(messages, tools)
+        if tools:
+            return (yield from render_served(messages, self.last_only))
         return (yield from render_answers(self.template.has_marks, messages, self.last_only))
 
     def _tokenized(self, rendered: Sequence[Rendered]) -> list[Encoding]:
@@ -144,7 +155,7 @@ class ChatEncoder:
         self._check_placeholders(ids, messages, images)
         closing = np.flatnonzero(self._closes(ids))
         mask = np.zeros(len(ids), dtype=bool)
-        last = -1
+        last, closings = -1, []
         for (start, end), is_cut in zip(rendered.answers, self._cut(cut, len(rendered.answers)), strict=True):
             first = _token_at(tokens, start, rendered.text)
             if first <= last:
@@ -154,24 +165,33 @@ class ChatEncoder:
                 raise Unusable(NOT_CLOSED, f"EOS tokens: {list(self.processor.eos_token_ids)}")
             last = closed_by
             mask[first : last if is_cut else last + 1] = True
+            closings.append(tokens.token_to_chars(last)[0])
         # The last answer begins there, unless a mark omits its beginning.
         prompt_tokens = first if start == rendered.prompt_end else _token_at(tokens, rendered.prompt_end, rendered.text)
         answer = rendered.text[rendered.prompt_end : tokens.token_to_chars(last)[0]]
-        if not all(words in answer for words in answer_words(messages[-1])):
+        if rendered.served:
+            self._check_shown(messages, rendered, closings)
+        elif not all(words in answer for words in answer_words(messages[-1])):
             raise Unusable(ANSWER_CHANGED, f"it became {answer[:60]!r}")
         loss_tokens = int(np.count_nonzero(mask))
         return Encoded(rendered, torch.from_numpy(ids), torch.from_numpy(mask), loss_tokens, prompt_tokens)
 
-    def prompt(self, messages: Messages, sample_id: str | None = None) -> Tensor:
+    def _check_shown(self, messages: Messages, rendered: Rendered, closings: Sequence[int]) -> None:
+        """Check that each learnt answer shows all of its message. closings: the character of each EOS."""
+        learnt = [message for message in messages if message["role"] == "assistant"][-len(rendered.answers) :]
+        for message, (start, _), closing in zip(learnt, rendered.answers, closings, strict=True):
+            check_shown(message, rendered.text[start:closing], self.template.shows_reasoning)
+
+    def prompt(self, messages: Messages, sample_id: str | None = None, tools: Tools = ()) -> Tensor:
         """The target's input for answering `messages`, int64 [S], with one placeholder per image. Raises as
         `encode`.
         """
-        return self.encoded_prompt(messages, sample_id).input_ids
+        return self.encoded_prompt(messages, sample_id, tools).input_ids
 
-    def encoded_prompt(self, messages: Messages, sample_id: str | None = None) -> Encoded:
+    def encoded_prompt(self, messages: Messages, sample_id: str | None = None, tools: Tools = ()) -> Encoded:
         """The same, with its text and without an answer. Raises as `encode`."""
-        self.template.check(messages)
-        text = self.template.render(messages, prompt=True, sample_id=sample_id)
+        self.template.check(messages, tools)
+        text = self.template.render(messages, prompt=True, sample_id=sample_id, tools=tools)
         _check_characters(text)
         return self._prompt(messages, Rendered(text, len(text), ()))
 
@@ -239,7 +259,7 @@ def _expanded(rendered: Rendered, placeholder: str, texts: Sequence[str]) -> Ren
 
     text = "".join(chain(*zip(parts, texts, strict=False), parts[-1:]))
     answers = tuple((moved(start), None if end is None else moved(end)) for start, end in rendered.answers)
-    return Rendered(text, moved(rendered.prompt_end), answers)
+    return Rendered(text, moved(rendered.prompt_end), answers, rendered.served)
 
 
 def _tokenizable(rendered: Rendered) -> Rendered:
@@ -320,7 +340,8 @@ def tokenize_rows(
         check_length(len(whole.input_ids), config.max_length)
         return with_seen(row["id"], whole, images)
 
-    encoded_rows = encoder.encode_batch(conversations, cuts, [row["id"] for row in rows])
+    tools = [row.get("tools", ()) for row in rows]
+    encoded_rows = encoder.encode_batch(conversations, cuts, [row["id"] for row in rows], tools)
     return [
         encoded if isinstance(encoded, Unusable) else value_or_unusable(sample, row, messages, cut, encoded)
         for row, messages, cut, encoded in zip(rows, conversations, cuts, encoded_rows, strict=True)
@@ -332,7 +353,8 @@ def _prompt(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config: Tok
     turns = [turn for turn, message in enumerate(row["messages"]) if message["role"] == "user"]
     messages = row["messages"][: turns[-1] + 1]
     images = load_images(row["images"][: sum(map(num_images, messages))], folder, encoder.processor, config.max_length)
-    sample = prompt_sample(row["id"], "image" if images else "text", messages, images, encoder)
+    category = "image" if images else "text"
+    sample = prompt_sample(row["id"], category, messages, images, encoder, row.get("tools", ()))
     check_length(len(sample.input_ids), config.max_length)
     return sample
 
@@ -429,13 +451,13 @@ def _load_image(encoded: bytes, processor: Processor, tokens: int) -> ImageChunk
 
 
 def prompt_ids(
-    sample_id: str, messages: Messages, images: Sequence[bytes], encoder: ChatEncoder
+    sample_id: str, messages: Messages, images: Sequence[bytes], encoder: ChatEncoder, tools: Tools = ()
 ) -> tuple[list[int], int]:
     """The ids of a `prompt_sample` with one placeholder per image, and their number with images expanded.
 
     No image of Qwen's is decoded. Raises Unusable as `prompt_sample` and `load_each`.
     """
-    encoded = encoder.encoded_prompt(messages, sample_id)
+    encoded = encoder.encoded_prompt(messages, sample_id, tools)
     ids = encoded.input_ids.tolist()
     if encoder.processor.own is not None and images:
         seen = _see(images, encoder.processor.own)
@@ -448,10 +470,10 @@ def prompt_ids(
 
 
 def prompt_sample(
-    sample_id: str, category: str, messages: Messages, images: Images, encoder: ChatEncoder
+    sample_id: str, category: str, messages: Messages, images: Images, encoder: ChatEncoder, tools: Tools = ()
 ) -> TokenSample:
     """The target's input for answering `messages`: turns, generation prompt and images. Raises Unusable."""
-    prompt = encoder.encoded_prompt(messages, sample_id)
+    prompt = encoder.encoded_prompt(messages, sample_id, tools)
     if isinstance(images, Seen):
         sample = with_seen(sample_id, encoder.with_seen(messages, (), prompt, images), images)
     else:

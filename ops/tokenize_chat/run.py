@@ -33,7 +33,7 @@ from ops.tokenize_chat.encode import TOO_FEW_LOSS_TOKENS, TOO_LONG, ChatEncoder,
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.pieces import SUFFIX, Outcome, Row, all_pieces, portions, split_rows
 from ops.tokenize_chat.preview import Preview
-from ops.tokenize_chat.template import MISFITS, NO_ANSWER, OTHER_THOUGHT, SPECIAL_IN_TEXT, texts_of
+from ops.tokenize_chat.template import MISFITS, NO_ANSWER, NO_TOOLS, OTHER_THOUGHT, SPECIAL_IN_TEXT, texts_of
 
 REMEDIES = {
     TOO_LONG: "raise max_length, or lower max_pixels",
@@ -170,19 +170,24 @@ class TemplateTrial:
     """Decides whether the chat template is usable: a faulty sample is dropped, a faulty template ends the run.
 
     The template is at fault if the first FIRST_SAMPLES samples (or all, if fewer) are misfits and none is kept. Samples
-    dropped for other reasons do not count. Samples come in the order of the rows, so that workers have no influence.
+    dropped for other reasons do not count. The same of samples with tools, if it shows none. Samples come in the order
+    of the rows, so that workers have no influence.
     """
 
     source: str
     _misfits: int = field(default=0, init=False)
     _served: bool = field(default=False, init=False)
     _first: str = field(default="", init=False)
+    _without_tools: int = field(default=0, init=False)  # samples whose tools it does not show
 
     def kept(self) -> None:
         self._served = True
 
     def dropped(self, reason: str, sample_id: str, detail: str) -> None:
         """Note a dropped sample. Raises DataError once the template is at fault."""
+        self._without_tools += reason == NO_TOOLS
+        if self._without_tools == FIRST_SAMPLES:
+            self.finish()
         if self._served or reason not in MISFITS:
             return
         self._first = self._first or f'sample "{sample_id}": {reason}: {detail}'
@@ -192,6 +197,11 @@ class TemplateTrial:
 
     def finish(self) -> None:
         """Judge the template after the last sample. Raises DataError if it is at fault."""
+        if self._without_tools:
+            raise DataError(
+                f"the chat template of {self.source} shows no tools: none of {self._without_tools} samples with tools "
+                "can be used; use a template with tools (chat_template), or remove them"
+            )
         if self._misfits and not self._served:
             raise DataError(
                 f"the chat template of {self.source} suits none of {self._misfits} samples, the first of which is "
