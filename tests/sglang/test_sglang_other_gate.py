@@ -144,7 +144,7 @@ def test_the_gate_sees_convolution_states_that_lose_accepted_tokens(cases, live,
 def test_the_gate_names_an_embedding_that_sglang_scales_and_the_training_did_not(cases, live, tmp_path):
     case = cases("gemma3_text")
     plain = changed(case.drafts["noisy"], tmp_path / "plain", input_embedding_scale=1.0)
-    assert ["SGLang"] == list(
+    assert ["SGLang", "vLLM"] == list(
         embedding_warnings(read_json(plain / "config.json"), read_json(case.checkpoint / "config.json"))
     )
     said = told(live(case, attrs.evolve(case.drafts["noisy"], path=plain)))
