@@ -15,6 +15,7 @@ CHAINS = re.compile(rf"def \w+\((?:[^()]*\W)?(?:{FIXTURES})\b|draft_chain|family
 # In one process, but five seconds and more; or two, of what says little beside other tests.
 LONG = {
     "test_broken_pipelines",
+    "test_cache_trial",
     "test_capture_config",
     "test_classification",
     "test_closure",
@@ -31,6 +32,7 @@ LONG = {
     "test_inject_images",
     "test_key_meaning",
     "test_loss_masks",
+    "test_other_targets",
     "test_placement",
     "test_prefetch",
     "test_scheduler",
