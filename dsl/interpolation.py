@@ -208,8 +208,10 @@ class _Interpolation:
         field = tree.field(there)
         op = tree.op(owner)
         named = tree.template(owner)
+        if field is None and op is None and path[2:] == ("op",):
+            raise _Refused(f'an op cannot be read from node "{named}", whose own op is not known', "the ops: dflow ops")
         if field is None and op is None:
-            raise _Refused
+            raise _Refused  # reported at that op
         if field is None:
             if op is not None and name in op.edges:
                 raise _Refused(f'node "{named}": "{name}" reads another node, it has no value')

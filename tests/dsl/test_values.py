@@ -179,6 +179,18 @@ def test_wrong_references_are_told_together_and_what_hangs_on_them_is_not_told_a
     ]
 
 
+def test_an_op_that_is_read_from_a_node_without_one_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "pipeline.toml"
+    nodes = '[node.a]\nop = "${a.source}"\nsource = "ingest"\n[node.b]\nop = "${c.x}"\n[node.c]\nop = "${b.x}"\n'
+    file.write_text(f'pipeline = {{ name = "p" }}\n{nodes}')
+    with pytest.raises(PipelineError) as caught:
+        read_graph(file)
+    said = str(caught.value).splitlines()
+    assert [f'node.{at}.op: an op cannot be read from node "{of}", whose own op' for at, of in ("aa", "bc", "cb")] == [
+        line.partition(": ")[2].partition(" is not known")[0] for line in said
+    ]
+
+
 def test_all_that_is_wrong_within_one_value_is_told(tmp_path: Path) -> None:
     lines = ['title = "${zz.text} ${a.foo} ${zz.text}"', 'names = ["${zz.text}", "${env:COUNTS}", "${env:WORD}"]']
     assert mistakes(tmp_path, *lines) == [
