@@ -52,17 +52,11 @@ class TauOfPart:
 
 
 @frozen
-class TauAtPosition:
+class TauAtPosition(TauOfPart):
     """tau of the steps whose anchor is among the answer's tokens `first` to `last`; 0 is the prefill's."""
 
     first: int
     last: int
-    tau: float | None
-    low: float | None
-    high: float | None
-    prompts: int
-    steps: int
-    generated: int
 
 
 @frozen
@@ -207,7 +201,7 @@ def tau_by_position(
         width *= 2
     parts = tau_by(decoded, lambda _, anchor: anchor // width, resamplings, seed, block_size)
     return [
-        TauAtPosition(number * width, min((number + 1) * width, max_new_tokens) - 1, *astuple(part))
+        TauAtPosition(*astuple(part), number * width, min((number + 1) * width, max_new_tokens) - 1)
         for number, part in parts.items()
     ]
 

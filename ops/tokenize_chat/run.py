@@ -68,7 +68,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     shares = stage.workers > 1
     folder = stage.shared_dir / f"processor-{stage.worker}" if shares else stage.out_dir / "processor"
     processor = prepare_processor(config, target, file, folder)
-    mask = processor.mask_token_id if target is None else read_json(target.path / "target.json").get("mask_token_id")
+    mask = processor.mask_token_id if target is None else read_json(target.path / "target.json")["mask_token_id"]
     encoder = ChatEncoder(processor, config.enable_thinking, config.train_on, config.render_seconds)
     total = check_images(file, processor)
     encoder.template.wait_until_started()  # before the first progress, from which a trial is scaled

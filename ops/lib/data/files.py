@@ -121,16 +121,16 @@ def check_json_files(folder: Path) -> None:
             raise DataError(f"{path}: nested too deeply, in more than {DEEPEST} levels")
 
 
-def json_line(value: object) -> str:
+def json_line(value: object, *, sort_keys: bool = True) -> str:
     """The value as a line of a JSONL file, with its newline. Raises ValueError as `write_json` does."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(value, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def sample_line(row: dict[str, Any]) -> str:
     """A sample as a line of samples.jsonl. Keys are sorted, but for samples with tools, since templates write these in
     the order given. Raises ValueError as `write_json` does.
     """
-    return json.dumps(row, sort_keys="tools" not in row, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_line(row, sort_keys="tools" not in row)
 
 
 def write_jsonl(path: Path, rows: Iterable[object]) -> None:

@@ -312,7 +312,7 @@ def test_the_result_does_not_depend_on_the_number_of_workers(images, tokens, tmp
 
 def target_with(processor_dir: Path, folder: Path) -> TargetModel:
     shutil.copytree(processor_dir, folder / "model")
-    (folder / "target.json").write_text(json.dumps({"trust_remote_code": False}))
+    (folder / "target.json").write_text(json.dumps({"trust_remote_code": False, "mask_token_id": None}))
     return TargetModel(path=folder, digest="t")
 
 
