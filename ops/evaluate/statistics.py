@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from attrs import astuple, frozen
+from attrs import asdict, frozen
 
 from ops.evaluate.intervals import ALL, LONGEST_CONTEXT, MOST_GROUPS, REST, interval, resampled
 from ops.lib.drafts.decoding.decode import Decoded
@@ -201,7 +201,7 @@ def tau_by_position(
         width *= 2
     parts = tau_by(decoded, lambda _, anchor: anchor // width, resamplings, seed, block_size)
     return [
-        TauAtPosition(*astuple(part), number * width, min((number + 1) * width, max_new_tokens) - 1)
+        TauAtPosition(**asdict(part), first=number * width, last=min((number + 1) * width, max_new_tokens) - 1)
         for number, part in parts.items()
     ]
 
