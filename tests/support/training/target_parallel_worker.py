@@ -305,18 +305,23 @@ def main(folder: Path) -> None:
     with pair_of(folder, rank, "pair", TIMEOUT):
         figures |= parity(ON_TWO, rank % 2, families[rank // 2 :: 2])
     figures |= parity([ONE], 0, families[rank : rank + 1])
+    (folder / f"stuck-{rank}.json").write_text(json.dumps({"failed": "ended without a word"}))
     (folder / f"rank-{rank}.json").write_text(json.dumps(figures))
     without_dummy_image(folder, rank)
 
 
 def without_dummy_image(folder: Path, rank: int) -> None:
-    """Run two ranks of which only one has an image, without the dummy image: they hang. Called last."""
+    """Run two ranks of which only one has an image, without the dummy image: they hang. Called last.
+
+    A rank may be killed at any moment, so its figures take the place of what stuck-N.json says by one rename.
+    """
     while len(list(folder.glob("rank-*.json"))) < RANKS:
         time.sleep(0.1)
-    file = folder / f"stuck-{rank}.json"
     with pair_of(folder, rank, "stuck", SHORT):
-        file.write_text(json.dumps({"failed": "ended without a word"}))
-        file.write_text(json.dumps(Cases(Layout(2, 1), rank % 2).buggy(Bug(no_dummy_image, "qwen3_vl", "mixed"))))
+        figures = Cases(Layout(2, 1), rank % 2).buggy(Bug(no_dummy_image, "qwen3_vl", "mixed"))
+        unfinished = folder / f"unfinished-{rank}"
+        unfinished.write_text(json.dumps(figures))
+        unfinished.replace(folder / f"stuck-{rank}.json")
         os._exit(0)  # past the group's end, for which the ranks would wait
 
 
