@@ -7,7 +7,7 @@ What a conversation needs rendered is a generator, a `Renderings`: many of them 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar
 
 from attrs import frozen
@@ -25,6 +25,7 @@ from ops.tokenize_chat.rendering import FAILED, TOO_MUCH_TEXT, render
 T = TypeVar("T")
 
 Messages = Sequence[dict[str, Any]]
+Tools = Sequence[dict[str, Any]]
 Span = tuple[int, int]  # first character, and the one behind the last
 
 SPECIAL_IN_TEXT = "special token in the text"
@@ -36,27 +37,41 @@ ANSWER_NOT_FOUND = "answer not found in the rendered text"
 NOT_CLOSED = "no EOS token behind an answer"
 ANSWER_CHANGED = "answer changed by the chat template"
 OTHER_PLACEHOLDERS = "placeholders differ from the images"
+TOOLS_NOT_SHOWN = "tools not shown by the chat template"
 # Single samples may have these with a good template; with an unusable one, every sample has.
-MISFITS = (FAILED, TOO_MUCH_TEXT, ANSWER_NOT_FOUND, NOT_CLOSED, ANSWER_CHANGED, OTHER_PLACEHOLDERS)
+MISFITS = (
+    *(FAILED, TOO_MUCH_TEXT, ANSWER_NOT_FOUND, NOT_CLOSED, ANSWER_CHANGED, OTHER_PLACEHOLDERS),
+    TOOLS_NOT_SHOWN,
+)
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 @frozen
 class Rendering:
-    """A request to render messages. prompt: with the generation prompt after them. marked: with the spans of `Text`."""
+    """A request to render messages. prompt: with the generation prompt after them. marked: with the spans of `Text`.
+
+    tools: those that the assistant may call; the same in all requests at once. may_fail: whether a failure gives the
+    text that is `absent`, instead of dropping the sample.
+    """
 
     messages: Messages
     prompt: bool = False
     marked: bool = False
+    tools: Tools = ()
+    may_fail: bool = False
 
 
 @frozen
 class Text:
-    """The text of a rendered conversation. spans: those that the template marks as generated, on request."""
+    """The text of a rendered conversation. spans: those that the template marks as generated, on request.
+
+    absent: whether the rendering failed, which was allowed; then the text is empty.
+    """
 
     text: str
     spans: tuple[Span, ...] = ()
+    absent: bool = False
 
 
 Renderings = Generator[Sequence[Rendering], Sequence[Text], T]
@@ -75,7 +90,8 @@ class Template:
 
     enable_thinking: passed to the template, None for its default. seconds: CPU time for all renderings of a sample
     together. has_marks: whether the template uses `{% generation %}`; has_channels: whether it is that of
-    gpt-oss. Raises ConfigError for an enable_thinking that the template does not read.
+    gpt-oss; thinks: whether it has the end of a thought.
+    Raises ConfigError for an enable_thinking that the template does not read.
     """
 
     def __init__(self, processor: Processor, enable_thinking: bool | None = None, seconds: float = SECONDS) -> None:
@@ -84,6 +100,7 @@ class Template:
         check_thinking(enable_thinking, [self._text], self.source)
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._arguments = {**processor.tokenizer.special_tokens_map, **thinking}
+        self.thinks = END_OF_THOUGHT in self._text
         self._strings_only = processor.image_processor is None and not processor.blind
         self._special_tokens = [token for token in processor.special_tokens if token not in (THINK, END_OF_THOUGHT)]
         self.has_marks = GENERATION.search(self._text) is not None
@@ -96,23 +113,26 @@ class Template:
         """Wait until the rendering process has imported its libraries, which takes seconds and is no work
         on a sample.
         """
-        self._process.map([self._text, self._arguments], [[]])
+        self._process.map([self._text, self._arguments], [_item([])])
 
-    def check(self, messages: Messages) -> None:
+    def check(self, messages: Messages, tools: Tools = ()) -> None:
         """Check that no text contains a special token, which would look like a part of the template. Raises Unusable.
 
-        The texts of a message count as one: an image between two of them may have been moved away.
+        Texts are also those of reasoning, of calls and of tools. The texts of a message count as one: an image between
+        two of them may have been moved away.
         """
         texts = ["".join(texts_of(message)) for message in messages]
         texts += [message["reasoning_content"] for message in messages if "reasoning_content" in message]
+        texts += strings_in([message.get("tool_calls", ()) for message in messages])
+        texts += strings_in(tools)
         everything = "\0".join(texts)
         for token in self._special_tokens:
             if token in everything:
                 raise Unusable(SPECIAL_IN_TEXT, token)
 
-    def render(self, messages: Messages, prompt: bool = False, sample_id: str | None = None) -> str:
+    def render(self, messages: Messages, prompt: bool = False, sample_id: str | None = None, tools: Tools = ()) -> str:
         """The text of the messages. prompt: with the generation prompt after them. Raises as `finish` does."""
-        return self.finish(_one_text(Rendering(messages, prompt)), sample_id)
+        return self.finish(_one_text(Rendering(messages, prompt, tools=tools)), sample_id)
 
     def finish(self, renderings: Renderings[T], sample_id: str | None = None) -> T:
         """Run a generator to its result, rendering all that it requests.
@@ -156,29 +176,58 @@ class Template:
         self, samples: Sequence[Sequence[Rendering]], sample_ids: Sequence[str | None], seconds: Sequence[float]
     ) -> list[tuple[Sequence[Text] | Unusable, float]]:
         """The rendered texts for each sample, and the seconds left to it."""
-        items = [[self._request(one) for one in renderings] for renderings in samples]
+        items = [_item(renderings, self._shown) for renderings in samples]
         try:
             replies = self._process.map([self._text, self._arguments], items, seconds) if items else []
         except Exhausted as error:
             named = _named(sample_ids[error.place], samples[error.place][0].messages)
             raise DataError(
-                f"{named}: rendering the chat template of {self.source} {error}; fix the template, or remove the sample"
+                f"{named}: rendering the chat template of {self.source} {error}; raise render_seconds, fix the template, or remove the sample"
             ) from None
         return [(_texts(reply.result), reply.left) for reply in replies]
 
-    def _request(self, rendering: Rendering) -> tuple[Messages, dict[str, bool]]:
-        messages = for_channels(rendering.messages) if self.has_channels else rendering.messages
-        if self._strings_only:
-            messages = [{**message, "content": "".join(texts_of(message))} for message in messages]
+    def _shown(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message as the template takes it."""
+        if self.has_channels:
+            (message,) = for_channels([message])
+        is_text = all(part["type"] == "text" for part in message["content"])
+        if self._strings_only or (is_text and (message["role"] == "tool" or "tool_calls" in message)):
+            return {**message, "content": "".join(texts_of(message))}
+        return message
+
+
+def _item(
+    renderings: Sequence[Rendering], shown: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """The requests of a sample for `render`; a message of several of them is sent once."""
+    places: dict[int, int] = {}
+    messages: list[dict[str, Any]] = []
+    wanted = []
+    for rendering in renderings:
+        for message in rendering.messages:
+            if id(message) not in places:
+                places[id(message)] = len(messages)
+                messages.append(shown(message) if shown else message)
         options = {"add_generation_prompt": rendering.prompt, "return_assistant_tokens_mask": rendering.marked}
-        return messages, options
+        wanted.append([[places[id(message)] for message in rendering.messages], options, rendering.may_fail])
+    tools = renderings[0].tools if renderings else ()
+    return {"messages": messages, "tools": list(tools) or None, "renderings": wanted}
 
 
 def _texts(result: dict[str, Any]) -> Sequence[Text] | Unusable:
     """The texts in a result of `render`, or its failure as Unusable."""
     if "texts" not in result:
         return Unusable(**result)
-    return [Text(text, tuple(map(tuple, spans))) for text, spans in result["texts"]]
+    texts: list[Text] = []
+    before = ""
+    for one in result["texts"]:
+        if one is None:
+            texts.append(Text("", absent=True))
+            continue
+        agreement, rest, spans = one
+        before = before[:agreement] + rest
+        texts.append(Text(before, tuple(map(tuple, spans))))
+    return texts
 
 
 def _one_text(rendering: Rendering) -> Renderings[str]:
@@ -195,6 +244,18 @@ def _named(sample_id: str | None, messages: Messages) -> str:
 
 def texts_of(message: dict[str, Any]) -> list[str]:
     return [part["text"] for part in message["content"] if part["type"] == "text"]
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """All texts in a value of JSON, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        yield from strings_in(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from strings_in(each)
 
 
 def answer_words(message: dict[str, Any]) -> list[str]:
