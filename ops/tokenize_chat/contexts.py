@@ -372,23 +372,33 @@ def _check_shown(message: dict[str, Any], answer: Parted, shown: str, habits: Ha
 
 
 def _lost(message: dict[str, Any], answer: Parted, shown: str, habits: Habits) -> Iterator[str]:
-    if habits.reasoning is not None and answer.thought.strip() not in shown:
+    thought = "" if habits.reasoning is None else answer.thought.strip()
+    texts = [text.strip() for text in texts_of(answer.message)]
+    if thought not in shown:
         yield "the reasoning"
-    yield from (f"the text {text.strip()[:30]!r}" for text in texts_of(answer.message) if text.strip() not in shown)
-    yield from lost_calls(message, shown)
+    yield from (f"the text {text[:30]!r}" for text in texts if text not in shown)
+    yield from lost_calls(message, shown, [thought, *texts])
 
 
-def lost_calls(message: dict[str, Any], shown: str) -> Iterator[str]:
-    """The calls of an answer whose name, or a text of whose arguments, is not in the text that is shown."""
-    for call in message.get("tool_calls", ()):
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
-        if name not in shown:
-            yield f"the call {name}"
-        for leaf in _leaves(arguments):
-            if not any(
-                form in shown for form in (leaf, json.dumps(leaf, ensure_ascii=False)[1:-1], json.dumps(leaf)[1:-1])
-            ):
-                yield f"the argument {leaf[:30]!r} of the call {name}"
+def lost_calls(message: dict[str, Any], shown: str, others: Sequence[str] = ()) -> Iterator[str]:
+    """The calls of an answer whose name, or a text of whose arguments, is not in the text that is shown.
+
+    Each must be there as often as in all calls and in `others`, the texts that are shown beside them.
+    """
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    leaves = [leaf for function in functions for leaf in _leaves(function["arguments"])]
+    parts = [*others, *(function["name"] for function in functions), *leaves]
+
+    def is_lost(part: str) -> bool:
+        forms = {part, json.dumps(part, ensure_ascii=False)[1:-1], json.dumps(part)[1:-1]}
+        return sum(shown.count(form) for form in forms) < sum(each.count(part) for each in parts)
+
+    for function in functions:
+        if is_lost(function["name"]):
+            yield f"the call {function['name']}"
+        for leaf in _leaves(function["arguments"]):
+            if leaf and is_lost(leaf):
+                yield f"the argument {leaf[:30]!r} of the call {function['name']}"
 
 
 def _leaves(value: Any) -> Iterator[str]:

@@ -182,7 +182,8 @@ class Template:
         except Exhausted as error:
             named = _named(sample_ids[error.place], samples[error.place][0].messages)
             raise DataError(
-                f"{named}: rendering the chat template of {self.source} {error}; raise render_seconds, fix the template, or remove the sample"
+                f"{named}: rendering the chat template of {self.source} {error}; raise render_seconds, "
+                "fix the template, or remove the sample"
             ) from None
         return [(_texts(reply.result), reply.left) for reply in replies]
 
