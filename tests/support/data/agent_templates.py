@@ -14,6 +14,17 @@ from attrs import frozen
 
 Answer = dict[str, Any]
 
+SHOWN = """\
+{%- macro shown(content) %}
+    {%- if content is string %}
+        {{- content }}
+    {%- else %}
+        {%- for part in content %}
+            {{- '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text }}
+        {%- endfor %}
+    {%- endif %}
+{%- endmacro %}
+"""
 HEAD = """\
 {%- if tools %}{{- '<|im_start|>system\\nTools: ' + (tools|tojson) + '<|im_end|>\\n' }}{%- endif %}
 """
@@ -222,6 +233,11 @@ DATED = (
 )
 LOSES_CALLS = EXTENDS.replace(CALLS, "")
 NO_TOOLS = EXTENDS.replace(HEAD, "")
+
+
+def with_parts(template: str) -> str:
+    """The template for contents that are texts or lists of parts, images among them."""
+    return SHOWN + template.replace("message.content", "shown(message.content)")
 
 
 def shown(value: Any) -> str:
