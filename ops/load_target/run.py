@@ -75,8 +75,7 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
         stage.info(f"the weights are not measured: {mistake}")
     elif size < free_memory() / 2:
         try:
-            copy_holds = bool(probes) and not probes[0].failed
-            probes.append(probe_weights(Target.from_directory(directory, info), copy_holds))
+            probes.append(probe_weights(Target.from_directory(directory, info), probes[0] if probes else None))
         except DataError as error:
             if not is_qwen(config):
                 raise
@@ -85,6 +84,8 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
         stage.info(
             f"the weights are not measured: in float32 they take {shown_bytes(size)}, more than half of what is free"
         )
+    if not probes:
+        stage.warn(f"nothing was measured of this {info['model_type']}: wrong states and answers of it are not noticed")
     for probe in probes:
         if probe.refusal and probe is probes[-1] and not is_qwen(config):
             raise DataError(f"{directory}: this {info['model_type']} cannot be a target, {probe.refusal}")

@@ -30,7 +30,7 @@ from ops.lib.target.quantised import method_of
 from ops.lib.target.stored_weights import find_ends, is_of_model, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
-from ops.lib.vision.families import AnyText, AnyVision, Family, Qwen3Vl, VisionFamily, family_of, is_expert
+from ops.lib.vision.families import AnyText, AnyVision, Family, Qwen3Vl, VisionFamily, family_of, find_family, is_expert
 from ops.lib.vision.family_config import LEFT_OUT, TIED, is_tied, text_part, with_defaults
 from ops.lib.vision.processor import LOADING_ERRORS
 
@@ -45,7 +45,7 @@ class Target:
     model: Any
     info: Mapping[str, Any]
     device: torch.device
-    family: Family = field(default=Factory(lambda self: family_of(self.model.config.to_dict()), takes_self=True))
+    family: Family = field(default=Factory(lambda self: _family(self.model.config.to_dict()), takes_self=True))
 
     @classmethod
     def load(cls, target: TargetModel, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Target:
@@ -197,6 +197,11 @@ class Target:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _family(config: Mapping[str, Any]) -> Family:
+    """The family of a loaded model, whose type may be that of a part only, such as mllama_text_model."""
+    return find_family(config) or AnyText(config)
 
 
 @frozen

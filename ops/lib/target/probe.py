@@ -1,10 +1,11 @@
 """What holds of a target, measured on it: whether its states can be captured, its head computed, and drafts verified.
 
-A model type is no promise: models add, scale and cap what others do not, and keep caches of their own. So five things
+A model type is no promise: models add, scale and cap what others do not, and keep caches of their own. So six things
 that dflow relies on are tried on a few tokens, on the weights themselves and on a small random copy of the config:
 
     layers       the input of layer k + 1 equals hidden_states[k + 1], for every layer, and that of a shorter text
     head         the head with its scale, soft cap and bias, on the final states, equals the logits
+    embedding    the rows of the embedding, times the scale that a draft takes, equal hidden_states[0]
     padding      a batch that is padded on the right, or on the left, equals its texts by themselves
     blocks       blocks through the cache, accepted in part, equal one token after the other
     speculation  answers by proposals that are partly right equal the plain ones
@@ -30,9 +31,10 @@ from dsl.errors import DataError
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.target.cache import Rows, own_cache, whole_cache
 from ops.lib.target.cache_trial import ordinary_tokens, sample_of, verification_of
+from ops.lib.target.head_settings import embedding_scale
 from ops.lib.target.model import Target
 from ops.lib.target.prefill import prefill
-from ops.lib.target.probed import BLOCKS, COPY, HEAD, LAYERS, PADDING, SPECULATION, WEIGHTS, Check, Probe
+from ops.lib.target.probed import BLOCKS, COPY, EMBEDDING, HEAD, LAYERS, PADDING, SPECULATION, WEIGHTS, Check, Probe
 from ops.lib.target.small_copy import small_copy
 from ops.lib.target.verify import Verification, verifier_of
 
@@ -47,28 +49,28 @@ MODEL_ERRORS = (AttributeError, LookupError, NotImplementedError, RuntimeError, 
 def probe_config(config: Mapping[str, Any]) -> Probe:
     """Probe a small random copy of a complete config.json. Raises DataError where no copy can be made of it."""
     probe = probe_target(small_copy(config), COPY)
-    if not probe.failed:
+    if probe.failed_names <= {EMBEDDING}:  # which no rounding decides
         return probe
     # Two of a random model's experts or tokens may be nearly alike: another one in float64 says whether it was that.
     try:
         again = probe_target(small_copy(config, seed=1, dtype=torch.float64), COPY)
     except DataError:  # of a model that float64 does not run on
         return probe
-    return probe if again.failed else again
+    return again if again.failed_names < probe.failed_names else probe
 
 
-def probe_weights(target: Target, copy_holds: bool) -> Probe:
-    """Probe a loaded target on its weights. copy_holds: whether all held of its small copy.
+def probe_weights(target: Target, copy: Probe | None) -> Probe:
+    """Probe a loaded target on its weights. copy: the probe of its small copy, if one was made.
 
-    Then what fails may be two experts that are nearly alike for one token, which rounding exchanges: other texts say
-    whether it was that.
+    What fails on the weights only may be two experts that are nearly alike for one token, which rounding exchanges:
+    other texts say whether it was that.
     """
     probe = probe_target(target)
     for turn in range(1, TURNS):
-        if not copy_holds or not probe.failed or probe.refusal:
+        if copy is None or probe.failed_names <= copy.failed_names or probe.refusal:
             break
         again = probe_target(target, turn=turn)
-        if not again.failed:
+        if again.failed_names <= copy.failed_names:
             return again
     return probe
 
@@ -81,6 +83,7 @@ def probe_target(target: Target, on: str = WEIGHTS, turn: int = 0) -> Probe:
     checks = [_tried(LAYERS, lambda: _layers(target, texts[1]))]
     if checks[0].holds:
         checks.append(_tried(HEAD, lambda: _head(target, texts[1])))
+        checks.append(_tried(EMBEDDING, lambda: _embedding(target, texts[1])))
         checks.append(_tried(PADDING, lambda: _padding(target, texts)))
         checks += _verified(target, texts)
     return Probe(on, tuple(checks), time.perf_counter() - begun)
@@ -132,6 +135,12 @@ def _layers(target: Target, text: list[int]) -> float:
 def _head(target: Target, text: list[int]) -> float:
     inputs = target.inputs([sample_of(text)])
     return _difference(target.head.logits(target.hidden(inputs)), target.forward(inputs, use_cache=False).logits)
+
+
+def _embedding(target: Target, text: list[int]) -> float:
+    inputs = target.inputs([sample_of(text)])
+    states = target.forward(inputs, output_hidden_states=True, use_cache=False).hidden_states
+    return _difference(target.embed_weight[inputs.input_ids] * embedding_scale(target.family.config), states[0])
 
 
 def _padding(target: Target, texts: list[list[int]]) -> float:

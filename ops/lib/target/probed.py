@@ -16,10 +16,12 @@ from ops.lib.data.files import read_object
 
 MEASURED = "measurements.json"  # of a target's artifact; outside of its digest
 COPY, WEIGHTS = "a small random copy", "the weights"
-LAYERS, HEAD, PADDING, BLOCKS, SPECULATION = "layers", "head", "padding", "blocks", "speculation"
+LAYERS, HEAD, EMBEDDING, PADDING = "layers", "head", "embedding", "padding"
+BLOCKS, SPECULATION = "blocks", "speculation"
 MEANINGS = {
     LAYERS: "the inputs of its layers are its hidden states, which no later token changes",
     HEAD: "its head on the final states gives its logits",
+    EMBEDDING: "what enters its first layer are rows of its embedding times a scale",
     PADDING: "padded batches give what single texts give",
     BLOCKS: "blocks through its cache, accepted in part, give what single tokens give",
     SPECULATION: "speculative answers are the plain ones",
@@ -28,6 +30,7 @@ NOT_EVALUATED = "capture and training are possible, but evaluate is not"
 LEFT = {  # what is still possible where a check fails
     LAYERS: "no draft can be fed by it",
     HEAD: "no draft can be trained or decoded with its head",
+    EMBEDDING: "a draft learns and decodes with those rows: a draft's inputs are not the target's",
     PADDING: "answers of several prompts at once are not its own; capture one by one, with batch_tokens = 1",
     BLOCKS: NOT_EVALUATED,
     SPECULATION: NOT_EVALUATED,
@@ -75,6 +78,10 @@ class Probe:
     @property
     def failed(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if not check.holds)
+
+    @property
+    def failed_names(self) -> frozenset[str]:
+        return frozenset(check.name for check in self.failed)
 
     @property
     def refusal(self) -> str:

@@ -19,28 +19,35 @@ HEAD = 16
 VOCABULARY = 256
 # What sizes become, by the name of the field, where the config has one.
 OF_SIZE: Mapping[int, tuple[str, ...]] = {
-    1: ("n_group", "topk_group", "first_k_dense_replace", "mamba_n_groups", "n_groups"),
+    1: ("n_group", "topk_group", "first_k_dense_replace", "mamba_n_groups", "mamba_ngroups", "n_groups"),
     2: ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "linear_num_key_heads", "mamba_expand"),
     4: (
         *("num_attention_heads", "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"),
-        *("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "mamba_dt_rank"),
+        *("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "mamba_dt_rank"),
     ),
-    8: ("sliding_window", "attention_chunk_size", "attention_window_size", "hidden_size_per_layer_input"),
+    8: ("sliding_window", "attention_chunk_size", "attention_window_size", "hidden_size_per_layer_input", "num_heads"),
     HEAD: (
         *("head_dim", "query_pre_attn_scalar", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
         *("linear_key_head_dim", "linear_value_head_dim", "mamba_d_state", "ssm_state_size", "mamba_chunk_size"),
         *("chunk_size", "rotary_dim"),
     ),
     24: ("q_lora_rank",),
-    32: ("moe_intermediate_size", "expert_ffn_hidden_size", "mamba_d_head", "mamba_head_dim", "global_head_dim"),
+    32: (
+        "moe_intermediate_size",
+        "expert_ffn_hidden_size",
+        "mamba_d_head",
+        "mamba_head_dim",
+        "global_head_dim",
+        "attention_head_dim",
+    ),
     40: ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"),
-    64: ("hidden_size", "word_embed_proj_dim", "conv_dim", "conv_dim_out", "lru_width"),
+    64: ("hidden_size", "embedding_dim", "word_embed_proj_dim", "conv_dim", "conv_dim_out", "lru_width"),
     96: ("intermediate_size", "ffn_dim", "block_ff_dim"),
-    128: ("mamba_d_ssm",),
+    128: ("mamba_d_ssm", "attention_hidden_size"),
     VOCABULARY: ("vocab_size", "vocab_size_per_layer_input"),
 }
 SMALL = {name: size for size, names in OF_SIZE.items() for name in names}
-COMPUTED = ("qk_head_dim",)  # by the class from the others
+COMPUTED = ("qk_head_dim", "mamba_headdim")  # by the class from the others
 VISION: Mapping[str, Any] = {
     "depth": 2,
     "hidden_size": 32,
@@ -72,12 +79,15 @@ def small_copy(config: Mapping[str, Any], seed: int = 0, dtype: torch.dtype = to
     """
     family = family_of(config)
     content = small_config(config)
+    choices = {"attn_implementation": chosen_attention(family)}
+    if dtype == torch.float64:  # which products of grouped experts do not support
+        choices["experts_implementation"] = "eager"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             made = AutoConfig.for_model(**content)
             made.tie_word_embeddings = family.tied
-            model = family.auto_class.from_config(made, attn_implementation=chosen_attention(family)).to(dtype).eval()
+            model = family.auto_class.from_config(made, **choices).to(dtype).eval()
             _make_lively(model)
             with torch.inference_mode():
                 model(input_ids=torch.arange(1, 20)[None], use_cache=False)

@@ -36,7 +36,7 @@ def test_init_writes_a_pipeline_that_plans_without_a_hand_on_it(
 ) -> None:
     written(project, kind)
     said = capsys.readouterr().out
-    assert f"target: a {kind}; all 5 checks of a target hold, measured on a small random copy" in said
+    assert f"target: a {kind}; all 6 checks of a target hold, measured on a small random copy" in said
     made = nodes(project / "pipeline.toml")
     assert 360 == made["target"]["mask_token_id"]  # the first row without a token
     assert 0 == main(["plan", "pipeline.toml"])
@@ -46,7 +46,7 @@ def test_init_writes_a_pipeline_that_plans_without_a_hand_on_it(
 def test_init_counts_images_by_the_targets_own_processor(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = seeing_checkpoint("gemma3", project / "target")
     assert 0 == main(["init", str(write_photos(project)), "--target", str(target)])
-    assert "all 5 checks of a target hold" in capsys.readouterr().out
+    assert "all 6 checks of a target hold" in capsys.readouterr().out
     made = nodes(project / "pipeline.toml")
     assert "max_pixels" not in made["tokenize"]
     assert 0 == main(["plan", "pipeline.toml"])
@@ -66,7 +66,21 @@ def test_what_init_writes_runs_to_a_draft_that_changes_no_answer(project: Path, 
     assert 64 == read_json(draft)["hidden_size"]
 
 
-def test_a_model_without_its_layers_is_refused_by_init_and_doctor_lists_why(
+BY_HAND = """
+[pipeline]
+name = "by-hand"
+
+[mlflow]
+tracking = false
+
+[node.target]
+op = "load_target"
+checkpoint = "target"
+mask_token_id = 360
+"""
+
+
+def test_a_model_without_its_layers_is_refused_by_init_and_its_first_stage_and_doctor_lists_why(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = any_checkpoint("gpt2", project / "target", n_embd=64, n_layer=6, n_head=4, n_positions=512)
@@ -74,3 +88,7 @@ def test_a_model_without_its_layers_is_refused_by_init_and_doctor_lists_why(
     assert "this gpt2 cannot be a target, measured on a small random copy: it does not hold" in capsys.readouterr().err
     assert 1 == main(["doctor", "--target", str(target)])
     assert "layers       FAILS  it does not hold that the inputs of its layers are" in capsys.readouterr().out
+    (project / "by-hand.toml").write_text(BY_HAND)
+    assert 0 == main(["plan", "by-hand.toml"])
+    assert 0 != main(["run", "by-hand.toml", "--store", str(project / "runs")])
+    assert "this gpt2 cannot be a target, measured on the weights: it does not hold" in str(capsys.readouterr())

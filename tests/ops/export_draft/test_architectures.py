@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import OFTEN, OTHERS, config_of
+from architectures import OFTEN, OTHER_ROWS, OTHERS, config_of
 from attrs import evolve
 from fake_stage import FakeStage
 from safetensors.torch import save_file
@@ -19,6 +19,7 @@ from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.load import load_draft, random_draft
 from ops.lib.drafts.backbone.serving_contract import check_serving
+from ops.lib.drafts.losses.head import head_cross_entropy
 from ops.lib.drafts.losses.log_probs import token_log_probs
 from ops.lib.target.cache_trial import sample_of
 from ops.lib.target.embedding_and_head import frozen_ends
@@ -29,9 +30,8 @@ from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.shape import forecast_shape
 
 LAYERS, MASK, EOS = (0, 2), 7, 3
+EXACT, FLOAT32 = 1e-11, 1e-6  # but for rounding
 DIGEST = "0" * 64
-# Their first states are not rows of the embedding times a scale, which is what a draft of theirs gets all the same.
-OTHER_ROWS = {"nanochat": "they are normalised", "opt": "positions are added", "biogpt": "positions are added"}
 # Its small copy has square experts, which no file of the family may have.
 NOT_SAVED = ("qwen3_vl_moe",)
 CAUGHT = {"target_layer_ids": list(LAYERS), "mask_token_id": MASK}
@@ -70,25 +70,33 @@ def exported(target: TargetModel, folder: Path) -> Draft:
 
 
 def check_ends_and_export(kind: str, folder: Path) -> None:
-    """The teacher's logits, log-probabilities and rows are transformers' own, and the export passes the static gate."""
+    """In float64 the teacher's logits, log-probabilities and rows are transformers' own; the export passes the static
+    gate.
+    """
     artifact = saved(kind, folder)
-    target = Target.load(artifact)
+    target = Target.load(artifact, dtype=torch.float64)
+    target.model.set_experts_implementation("eager")  # products of grouped experts do not support float64
     ids_S = torch.arange(11, 40)
-    embed_VM, head = frozen_ends(artifact)
+    embed_VM, head = frozen_ends(artifact, dtype=torch.float64)
     inputs = target.inputs([sample_of(ids_S.tolist())])
     with torch.inference_mode():
         output = target.forward(inputs, output_hidden_states=True, use_cache=False)
         final_SM = target.hidden(inputs)[0]
     logits_SV = output.logits[0]
-    size = float(logits_SV.abs().max())
-    torch.testing.assert_close(head.logits(final_SM), logits_SV, rtol=0, atol=1e-5 * size)
+    assert torch.float64 == logits_SV.dtype == final_SM.dtype
+    torch.testing.assert_close(head.logits(final_SM), logits_SV, rtol=0, atol=EXACT * float(logits_SV.abs().max()))
     expected_S = logits_SV[:-1].log_softmax(-1).gather(1, ids_S[1:, None])[:, 0]
-    torch.testing.assert_close(token_log_probs(target, inputs)[0], expected_S, rtol=0, atol=1e-4 * max(1.0, size))
+    states_SM = final_SM[:-1].clone()
+    cross_entropy_S, _ = head_cross_entropy(states_SM, head, ids_S[1:])
+    torch.testing.assert_close(-cross_entropy_S, expected_S, rtol=EXACT, atol=EXACT)
+    found_S = token_log_probs(target, inputs)[0]  # of which only the result is float32
+    torch.testing.assert_close(found_S, expected_S.float(), rtol=FLOAT32, atol=FLOAT32)
     draft = exported(artifact, folder)
     check_serving(draft.path, artifact)
     loaded = load_draft(draft.path)
     if kind not in OTHER_ROWS:
-        torch.testing.assert_close(loaded.embedded(embed_VM[ids_S]), output.hidden_states[0][0], rtol=0, atol=1e-5)
+        rows_SM = output.hidden_states[0][0]
+        torch.testing.assert_close(loaded.embedded(embed_VM[ids_S]), rows_SM, rtol=EXACT, atol=EXACT)
     teacher = head.beside(loaded.config.head_settings)
     of_states = head if isinstance(teacher, torch.Tensor) else evolve(teacher, settings=teacher.teacher)
     assert torch.equal(of_states.logits(final_SM), head.logits(final_SM))

@@ -10,31 +10,44 @@ from typing import Any
 import pytest
 import torch
 from any_targets import any_checkpoint
-from architectures import NOT, OFTEN, OTHERS, config_of
+from architectures import NOT, OFTEN, OTHER_ROWS, OTHERS, config_of
 from fake_stage import FakeStage
 
 from dsl.errors import DataError
-from ops.lib.data.files import read_json
+from ops.lib.data.files import read_json, write_json
 from ops.lib.target import probe as probes
 from ops.lib.target.cache import Rows
 from ops.lib.target.cache_trial import ordinary_tokens
-from ops.lib.target.head_settings import HeadSettings
+from ops.lib.target.head_settings import HeadSettings, embedding_scale
 from ops.lib.target.model import Target
 from ops.lib.target.probe import Speculated, probe_config, probe_target, probe_weights, speculated_answers
-from ops.lib.target.probed import BLOCKS, HEAD, LAYERS, PADDING, SPECULATION, Check, Probe, kept_probes, probe_of_copy
+from ops.lib.target.probed import (
+    BLOCKS,
+    EMBEDDING,
+    HEAD,
+    LAYERS,
+    MEASURED,
+    PADDING,
+    SPECULATION,
+    WEIGHTS,
+    Check,
+    Probe,
+    kept_probes,
+    probe_of_copy,
+)
 from ops.lib.target.small_copy import small_config, small_copy
 from ops.lib.vision.family_config import QWEN
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.load_target.show import report
 
-ALL = [LAYERS, HEAD, PADDING, BLOCKS, SPECULATION]
+ALL = [LAYERS, HEAD, EMBEDDING, PADDING, BLOCKS, SPECULATION]
 
 
 def failures(kind: str) -> list[str]:
     probe = probe_config(config_of(kind))
     assert ALL == [check.name for check in probe.checks]
-    return [check.sentence for check in probe.failed]
+    return [check.name if check.name == EMBEDDING else check.sentence for check in probe.failed]
 
 
 @pytest.mark.parametrize("kind", OFTEN)
@@ -44,16 +57,51 @@ def test_all_of_an_architecture_holds(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OTHERS)
-def test_all_of_another_architecture_holds(kind: str) -> None:
-    assert [] == failures(kind)
+def test_all_of_another_architecture_holds_or_only_its_embedding_is_another(kind: str) -> None:
+    assert [EMBEDDING] * (kind in OTHER_ROWS) == failures(kind)
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fast path is not available")
 @pytest.mark.parametrize(("kind", "check", "part"), [(kind, *found) for kind, found in NOT.items()])
 def test_what_does_not_hold_is_said_with_its_check(kind: str, check: str, part: str) -> None:
     failed = probe_config(config_of(kind)).failed
     assert check == failed[0].name
     assert part in failed[0].sentence
+
+
+ZAMBA = {"num_hidden_layers": 9, "attn_layer_period": 3, "attn_layer_offset": 1, "mamba_dt_rank": 4}
+MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 1, "state_size": 16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "sizes", "embed_key", "refusal"),
+    [
+        ("zamba", ZAMBA, None, "this zamba cannot be a target, measured on the weights: .*Fast Mamba kernels"),
+        ("mamba2", MAMBA2, None, r"backbone\.embeddings\.weight, lm_head\.weight; name one of them as embed_key"),
+        ("mamba2", MAMBA2, "backbone.embeddings.weight", "this mamba2 cannot be a target, .*no later token changes"),
+    ],
+)
+def test_what_has_no_copy_or_other_names_is_refused_by_load_target(
+    tmp_path: Path, kind: str, sizes: dict[str, Any], embed_key: str | None, refusal: str
+) -> None:
+    checkpoint = any_checkpoint(kind, tmp_path / kind, **sizes)
+    config = LoadTarget(checkpoint=str(checkpoint), embed_key=embed_key)
+    with pytest.raises(DataError, match=refusal):
+        load_target(config, FakeStage(tmp_path / "stage", {}))
+
+
+def test_a_target_of_which_nothing_is_measured_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_copy(_config: Any) -> Probe:
+        raise DataError("no small copy of this llama can be made")
+
+    monkeypatch.setattr("ops.load_target.run.probe_config", no_copy)
+    monkeypatch.setattr("ops.load_target.run.free_memory", lambda: 1)
+    stage = FakeStage(tmp_path / "stage", {})
+    load_target(LoadTarget(checkpoint=str(any_checkpoint("llama", tmp_path / "llama"))), stage)
+    assert ["nothing was measured of this llama: wrong states and answers of it are not noticed"] == stage.warnings
+    assert [] == kept_probes(tmp_path / "stage" / "out")
 
 
 def test_twelve_are_tried_always_and_sixty_in_all() -> None:
@@ -77,6 +125,21 @@ def test_a_soft_cap_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -
     target = small_copy(config_of("gemma2") | {"final_logit_softcapping": 1.0})
     monkeypatch.setattr("ops.lib.target.model.head_settings", without(HeadSettings()))
     assert [HEAD] == [check.name for check in probe_target(target).failed]
+
+
+def scaled(factor: float) -> Callable[[Any], float]:
+    return lambda config: factor * embedding_scale(config)
+
+
+def test_a_wrong_scale_of_the_embedding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = small_copy(config_of("gemma3_text"))
+    assert () == probe_target(target).failed
+    monkeypatch.setattr(probes, "embedding_scale", scaled(1 / 8))  # the root of 64 left out
+    probe = probe_target(target)
+    assert [EMBEDDING] == [check.name for check in probe.failed]
+    assert 7 / 8 == pytest.approx(probe.failed[0].difference)
+    monkeypatch.setattr(probes, "embedding_scale", scaled(1.005))
+    assert {EMBEDDING} == probe_target(target).failed_names
 
 
 def test_states_of_another_layer_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +175,26 @@ def test_a_state_that_is_not_put_back_is_found(monkeypatch: pytest.MonkeyPatch, 
     assert failed and {BLOCKS, SPECULATION} >= {check.name for check in failed}
 
 
+def test_a_target_of_other_rows_is_warned_of_and_verifies_drafts() -> None:
+    probe = probe_config(config_of("nanochat"))
+    assert [EMBEDDING] == [check.name for check in probe.failed]
+    assert probe.warning.startswith(
+        "measured on a small random copy: it does not hold that what enters its first layer are rows of its embedding "
+        "times a scale (they differ by "
+    )
+    assert probe.warning.endswith("a draft's inputs are not the target's")
+    assert "" == probe.refusal == probe.unverified
+
+
+def test_measurements_of_before_the_check_of_the_embedding_are_read(tmp_path: Path) -> None:
+    names = ("layers", "head", "padding", "blocks", "speculation")
+    checks = [{"name": name, "holds": True, "difference": 0.0, "reason": ""} for name in names]
+    write_json(tmp_path / MEASURED, {"probes": [{"on": "the weights", "checks": checks, "seconds": 1.5}]})
+    [probe] = kept_probes(tmp_path)
+    assert () == probe.failed
+    assert list(names) == [name for name, _, _ in probe.rows()]
+
+
 def test_a_target_without_its_layers_is_refused_and_one_that_cannot_verify_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,11 +227,17 @@ def test_a_target_without_its_layers_is_refused_and_one_that_cannot_verify_is_wa
     assert "measurements.json" not in read_json(out / "target.json")
 
 
-@pytest.mark.parametrize(
-    ("wrong", "copy_holds", "tried", "holds"), [(1, True, 2, True), (1, False, 1, False), (9, True, 3, False)]
+HELD, OTHER_INPUTS, BROKEN = (
+    Probe("a copy", tuple(Check(name, name != failed) for name in ALL), 0.1) for failed in ("", EMBEDDING, BLOCKS)
 )
-def test_weights_of_whose_copy_all_holds_are_tried_with_other_texts(
-    monkeypatch: pytest.MonkeyPatch, wrong: int, copy_holds: bool, tried: int, holds: bool
+
+
+@pytest.mark.parametrize(
+    ("wrong", "copy", "tried", "holds"),
+    [(1, HELD, 2, True), (1, OTHER_INPUTS, 2, True), (1, BROKEN, 1, False), (1, None, 1, False), (9, HELD, 3, False)],
+)
+def test_weights_of_which_more_fails_than_of_the_copy_are_tried_with_other_texts(
+    monkeypatch: pytest.MonkeyPatch, wrong: int, copy: Probe | None, tried: int, holds: bool
 ) -> None:
     texts: list[list[int]] = []
 
@@ -158,10 +247,10 @@ def test_weights_of_whose_copy_all_holds_are_tried_with_other_texts(
         return [(tokens, 0.5) for tokens, _ in found] if len(texts) <= wrong else found
 
     monkeypatch.setattr("ops.lib.target.probe.speculated_answers", exchanged)
-    probe = probe_weights(small_copy(config_of("llama")), copy_holds)
+    probe = probe_weights(small_copy(config_of("llama")), copy)
     assert ([] if holds else [BLOCKS]) == [check.name for check in probe.failed]
     assert tried == len(texts) == len({tuple(text) for text in texts})
-    assert "the weights" == probe.on
+    assert WEIGHTS == probe.on
 
 
 def test_weights_that_are_no_target_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +264,7 @@ def test_weights_that_are_no_target_are_tried_once(monkeypatch: pytest.MonkeyPat
         return original(target, turn)
 
     monkeypatch.setattr(probes, "_texts", counted)
-    assert "measured on the weights" in probe_weights(target, copy_holds=True).refusal
+    assert "measured on the weights" in probe_weights(target, HELD).refusal
     assert [0] == turns
 
 
@@ -205,6 +294,12 @@ def test_a_hybrid_that_has_mamba_layers_only_is_not_evaluated(
     probe = probe_config(config_of(kind) | only_mamba)
     assert {BLOCKS, SPECULATION} <= {check.name for check in probe.failed}
     assert reason in probe.unverified
+
+
+def test_a_copy_with_experts_runs_in_float64() -> None:
+    target = small_copy(config_of("mixtral"), dtype=torch.float64)
+    assert torch.float64 == target.embed_weight.dtype
+    assert () == probe_target(target).failed
 
 
 def test_what_cannot_be_made_small_is_said() -> None:
