@@ -150,7 +150,7 @@ def serve(
         pairs = [(prompt.text, full.text) for prompt, full in zip(shown[::2], shown[1::2], strict=True)]
         probes = yield from _probed(history, own, tools, [turn for turn, _, _ in some], pairs)
         for (turn, number, was_cut), (prompt, full), probe in zip(some, pairs, probes, strict=True):
-            _check_tools(tools, prompt)
+            check_tools(tools, prompt)
             answer = full[len(prompt) :]
             if probe is not None:
                 answer = _answer_behind_header(habits, prompt, full, answers[turn], probe)
@@ -178,7 +178,7 @@ def serve_prompt(habits: Habits, messages: Messages, tools: Tools, keeps_reasoni
     """Render what a server asks after the messages, without an answer."""
     _, history, _ = as_shown(habits, messages, keeps_reasoning)
     (prompt,) = yield [Rendering(history, prompt=True, tools=tools)]
-    _check_tools(tools, prompt.text)
+    check_tools(tools, prompt.text)
     return Rendered(prompt.text, len(prompt.text), ())
 
 
@@ -358,7 +358,8 @@ def _learnt(answer: str, eos: Sequence[str]) -> tuple[int, int]:
     return (place, place + length) if place >= 0 else (len(answer), len(answer))
 
 
-def _check_tools(tools: Tools, prompt: str) -> None:
+def check_tools(tools: Tools, prompt: str) -> None:
+    """Check that a prompt shows the tools. Raises Unusable."""
     for tool in tools:
         if tool["function"]["name"] not in prompt:
             raise Unusable(TOOLS_NOT_SHOWN, f"the tool {tool['function']['name']} is not in the prompt")
@@ -368,7 +369,7 @@ def _check_shown(message: dict[str, Any], answer: Parted, shown: str, habits: Ha
     """Check that all parts of an answer are in the text that is learnt. Raises Unusable, with the part's name."""
     lost = next(_lost(message, answer, shown, habits), None)
     if lost is not None:
-        raise Unusable(ANSWER_CHANGED, f"{lost} is not shown: it became {shown[:60]!r}")
+        raise _changed(lost, shown)
 
 
 def _lost(message: dict[str, Any], answer: Parted, shown: str, habits: Habits) -> Iterator[str]:
@@ -377,10 +378,21 @@ def _lost(message: dict[str, Any], answer: Parted, shown: str, habits: Habits) -
     if thought not in shown:
         yield "the reasoning"
     yield from (f"the text {text[:30]!r}" for text in texts if text not in shown)
-    yield from lost_calls(message, shown, [thought, *texts])
+    yield from _lost_calls(message, shown, [thought, *texts])
 
 
-def lost_calls(message: dict[str, Any], shown: str, others: Sequence[str] = ()) -> Iterator[str]:
+def check_calls(message: dict[str, Any], shown: str) -> None:
+    """Check that the text of an answer shows its calls. Raises Unusable."""
+    lost = next(_lost_calls(message, shown), None)
+    if lost is not None:
+        raise _changed(lost, shown)
+
+
+def _changed(lost: str, shown: str) -> Unusable:
+    return Unusable(ANSWER_CHANGED, f"{lost} is not shown: it became {shown[:60]!r}")
+
+
+def _lost_calls(message: dict[str, Any], shown: str, others: Sequence[str] = ()) -> Iterator[str]:
     """The calls of an answer whose name, or a text of whose arguments, is not in the text that is shown.
 
     Each must be there as often as in all calls and in `others`, the texts that are shown beside them.

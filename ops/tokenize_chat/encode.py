@@ -31,7 +31,7 @@ from ops.lib.vision.chunks import ImageChunk, concatenate, place_images
 from ops.lib.vision.images import TOO_LARGE, decode, size_of
 from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.answer_spans import Rendered, render_answers
-from ops.tokenize_chat.contexts import Context, Served, lost_calls, serve, serve_prompt
+from ops.tokenize_chat.contexts import Context, Served, check_calls, check_tools, serve, serve_prompt
 from ops.tokenize_chat.habits import Habits, probe
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.pieces import Figures, Outcome, Tokenized
@@ -164,7 +164,9 @@ class ChatEncoder:
 
     def _rendered(self, messages: Messages, tools: Tools = ()) -> Renderings[Rendered]:
         self._check(messages, tools)
-        return (yield from render_answers(self.template.has_marks, messages, self.last_only, tools))
+        rendered = yield from render_answers(self.template.has_marks, messages, self.last_only, tools)
+        check_tools(tools, rendered.text[: rendered.prompt_end])
+        return rendered
 
     def encode_context(self, messages: Messages, context: Context) -> Encoded:
         """Tokenise a context of a conversation. Raises Unusable."""
@@ -189,7 +191,7 @@ class ChatEncoder:
         self._check_placeholders(ids, messages, images)
         closing = np.flatnonzero(self._closes(ids))
         mask = np.zeros(len(ids), dtype=bool)
-        last = -1
+        last, shown = -1, []
         for (start, end), is_cut in zip(rendered.answers, self._cut(cut, len(rendered.answers)), strict=True):
             first = _token_at(tokens, start, rendered.text)
             if first <= last:
@@ -199,16 +201,26 @@ class ChatEncoder:
                 raise Unusable(NOT_CLOSED, f"EOS tokens: {list(self.processor.eos_token_ids)}")
             last = closed_by
             mask[first : last if is_cut else last + 1] = True
+            shown.append(rendered.text[start : tokens.token_to_chars(last)[0]])
         # The last answer begins there, unless a mark omits its beginning.
         prompt_tokens = first if start == rendered.prompt_end else _token_at(tokens, rendered.prompt_end, rendered.text)
         answer = rendered.text[rendered.prompt_end : tokens.token_to_chars(last)[0]]
-        lost = next(lost_calls(messages[-1], answer), None)
-        if lost is not None:
-            raise Unusable(ANSWER_CHANGED, f"{lost} is not shown: it became {answer[:60]!r}")
+        self._check_calls(messages, shown)
         if not all(words in answer for words in answer_words(messages[-1])):
             raise Unusable(ANSWER_CHANGED, f"it became {answer[:60]!r}")
         loss_tokens = int(np.count_nonzero(mask))
         return Encoded(rendered, torch.from_numpy(ids), torch.from_numpy(mask), loss_tokens, prompt_tokens)
+
+    def _check_calls(self, messages: Messages, shown: Sequence[str]) -> None:
+        """Check that the texts of answers show their calls. Raises Unusable.
+
+        Where the template marks other stretches than answers, which is which is unknown, so only the last one is.
+        """
+        answers = [message for message in messages if message["role"] == "assistant"]
+        is_known = len(shown) == (1 if self.last_only else len(answers))
+        known = len(shown) if is_known else 1
+        for message, text in zip(answers[-known:], shown[-known:], strict=True):
+            check_calls(message, text)
 
     def _encoded_context(
         self, ids: np.ndarray, messages: Messages, context: Context, tokens: Encoding, images: Seen | None
@@ -235,6 +247,7 @@ class ChatEncoder:
         """The same, with its text and without an answer. Raises as `encode`."""
         self.template.check(messages, tools)
         text = self.template.render(messages, prompt=True, sample_id=sample_id, tools=tools)
+        check_tools(tools, text)
         _check_characters(text)
         return self._prompt(messages, Rendered(text, len(text), ()))
 
@@ -589,13 +602,13 @@ def _load_image(encoded: bytes, processor: Processor, tokens: int) -> ImageChunk
 
 
 def prompt_ids(
-    sample_id: str, messages: Messages, images: Sequence[bytes], encoder: ChatEncoder
+    sample_id: str, messages: Messages, images: Sequence[bytes], encoder: ChatEncoder, tools: Tools = ()
 ) -> tuple[list[int], int]:
     """The ids of a `prompt_sample` with one placeholder per image, and their number with images expanded.
 
     No image of Qwen's is decoded. Raises Unusable as `prompt_sample` and `load_each`.
     """
-    encoded = encoder.encoded_prompt(messages, sample_id)
+    encoded = encoder.encoded_prompt(messages, sample_id, tools)
     ids = encoded.input_ids.tolist()
     if encoder.processor.own is not None and images:
         seen = _see(images, encoder.processor.own)
@@ -608,10 +621,10 @@ def prompt_ids(
 
 
 def prompt_sample(
-    sample_id: str, category: str, messages: Messages, images: Images, encoder: ChatEncoder
+    sample_id: str, category: str, messages: Messages, images: Images, encoder: ChatEncoder, tools: Tools = ()
 ) -> TokenSample:
     """The target's input for answering `messages`: turns, generation prompt and images. Raises Unusable."""
-    return _prompted(sample_id, category, messages, images, encoder, encoder.encoded_prompt(messages, sample_id))
+    return _prompted(sample_id, category, messages, images, encoder, encoder.encoded_prompt(messages, sample_id, tools))
 
 
 def _prompted(

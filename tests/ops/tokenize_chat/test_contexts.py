@@ -368,10 +368,12 @@ def test_templates_that_extend_give_the_same_bytes_as_the_whole_conversation(enc
         assert (whole.input_ids.tolist(), whole.loss_mask.tolist()) == (ids, mask)
 
 
-def test_a_call_that_the_template_loses_drops_the_whole_conversation_too(encoders):
-    with pytest.raises(Unusable) as dropped:
-        encoders["loses calls", None].encode(SAMPLES["ends with a call"], tools=TOOLS)
-    assert (ANSWER_CHANGED, True) == (dropped.value.reason, NAME in dropped.value.detail)
+@pytest.mark.parametrize("sample", ["one call", "ends with a call"])
+def test_calls_and_tools_that_the_template_loses_drop_the_whole_conversation_too(encoders, sample):
+    for name, reason in (("loses calls", ANSWER_CHANGED), ("no tools", TOOLS_NOT_SHOWN)):
+        with pytest.raises(Unusable) as dropped:
+            encoders[name, None].encode(SAMPLES[sample], tools=TOOLS)
+        assert (reason, True) == (dropped.value.reason, NAME in dropped.value.detail)
 
 
 @given(st.text("ab", max_size=30), st.text("ab", max_size=30))
