@@ -202,7 +202,7 @@ def conversations(draw):
     return conversation(*messages)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(
     messages=conversations(), which=st.sampled_from(sorted({case[:2] for case in CASES}, key=str)), kept=st.booleans()
 )
