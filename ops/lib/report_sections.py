@@ -164,11 +164,12 @@ def account_sections(folder: Path) -> list[Section]:
     A verdict warns if the losses are large.
     """
     summary = read_json(folder / "summary.json")
+    kept = summary["kept"]
     account = Account(
         came_in=summary["in"],
         kept=summary["splits"],
         dropped=summary["dropped"],
-        conversations=summary.get("kept"),
+        conversations=None if kept == sum(summary["splits"].values()) else kept,
     )
     sections = [Section("samples", account)]
     with (folder / "dropped.csv").open(encoding="utf-8", newline="") as file:
