@@ -143,6 +143,6 @@ BY_NAMES: Mapping[str, Mapping[str, str] | str] = {
     "torch_compile": {"train_dflash.compile": ""},
     "report_to": {"mlflow.tracking": "runs are sent to MLflow only"},
     "wandb_project experiment_name": {"mlflow.experiment": ""},
-    "run_name": {"pipeline.name": "every run of it gets a name of its own besides"},
+    "run_name run_id": "a run is named where it is started: dflow run FILE --name TEXT; its id is made by dflow",
 }
 ALIASES = {name: answer for names, answer in BY_NAMES.items() for name in names.split()}

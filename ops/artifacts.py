@@ -23,7 +23,9 @@ class Samples(Artifact):
                         "content": [{"type": "text", "text"} | {"type": "image"}]}],
                         "images": [image reference, ...]}; the i-th image part, over all turns, shows images[i];
                         "label" as well, what a right answer says, where the source tells it apart from the answer;
-                        and "topic", the text of the row's own "category", where it has one
+                        and "topic", the text of the row's own "category", where it has one. With tools: "tools" as chat
+                        templates take them, "tool_calls" of answers, and turns {"role": "tool", "tool_call_id", "name",
+                        "content"}; then keys are not sorted. An answer's "reasoning_content" where it has one
     images-00000.bin    packs of encoded images, about 256 MiB each
     summary.json        {"in", "kept", "dropped": {reason: count}, "splits": {split: count}, and where more than a tenth
                         is lost "losses": [{"of": "samples" | "answers", "text", "remedy"}]}
@@ -40,7 +42,7 @@ class ImageSamples(Artifact):
 
     samples.jsonl       {"id", "split", "category", "messages": [{"role", "content": [{"type": "image"} |
                         {"type": "text", "text"}]}], "images": [image reference, ...]}, image parts and the
-                        optional "label" and "topic" as in Samples;
+                        optional "label", "topic" and what belongs to tools as in Samples;
                         where the target answered itself also {"finish_reasons": ["stop" | "length", ...],
                         "answer_tokens": [...]}, one of each per answer
     images-00000.bin    the packs of the ingested samples (hard links where the file system allows)

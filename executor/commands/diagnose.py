@@ -13,11 +13,10 @@ from executor.system.output import FAILED, OK, print_lines, shown_duration
 from executor.system.progress import Activity
 from ops.artifacts import Draft
 from ops.tools.diagnose.chain import SPLITS
-from ops.tools.diagnose.judgement import CAUSE
+from ops.tools.diagnose.judgement import CAUSE, LEAST_PROMPTS
 from ops.tools.diagnose.text import diagnosis_text
 
 PROMPTS = 16
-LEAST_PROMPTS = 4  # fewer prove nothing
 BUDGET_S = 300
 
 
@@ -59,7 +58,8 @@ def main(options: argparse.Namespace) -> int:
     if note:
         print_lines(note, error=True)
     results: list[Result] = []
-    print_lines(f"takes about {shown_duration(options.budget)} at most for each draft (--budget)", error=True)
+    longest = f"{shown_duration(options.budget)} at most for each draft, the loading of its target included (--budget)"
+    print_lines(f"takes about {longest}; {LEAST_PROMPTS} prompts are decoded in any case", error=True)
     try:
         with Activity() as activity:
             given = (options.node, options.prompts, activity.status, options.split, options.budget)

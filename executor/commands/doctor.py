@@ -255,7 +255,7 @@ def _probe_target(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"model_type": config["model_type"], **probe.to_json()})
     else:
-        print_lines(f"{options.target}: a {config['model_type']}, measured on {probe.on}")
+        print_lines(f"{options.target}: {config['model_type']}, measured on {probe.on}")
         for name, result, what in probe.rows():
             print_lines(f"{name:12} {result:6} {what}")
     return FAILED if probe.failed else OK

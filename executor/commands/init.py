@@ -18,6 +18,7 @@ from executor.keys.external_inputs import look_at
 from executor.store.artifact_store import store_path
 from executor.system.hardware import may_have_gpu
 from executor.system.output import OK, name_store, print_lines
+from executor.system.progress import Activity
 from ops.tools.init.advice import Precision, advise
 from ops.tools.init.survey import Counter, survey
 from ops.tools.init.target import Target, measured, read_target
@@ -67,7 +68,8 @@ def main(options: argparse.Namespace) -> int:
     try:
         if options.target is not None:
             target = read_target(options.target)
-            about = measured(target)
+            with Activity() as activity:
+                about = measured(target, activity.status)
     except DataError as error:
         mistakes.append(str(error))
     try:

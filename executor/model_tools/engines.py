@@ -20,6 +20,7 @@ from ops.lib.sglang import serve_command as sglang_command
 from ops.lib.sglang.model_classes import served_class, unserved
 from ops.lib.sglang.serve_command import REFUSAL, Address, Served
 from ops.lib.sglang.version import either, installed_version, require_sglang
+from ops.lib.vision.family_config import is_qwen
 from ops.lib.vllm import serve_command as vllm_command
 from ops.lib.vllm.serve_command import METHODS, draft_for_vllm, warnings_for_vllm
 from ops.lib.vllm.version import require_vllm
@@ -126,6 +127,16 @@ class SGLangEngine(Engine):
     def program(self, run: ServedRun) -> list[str]:
         require_sglang(WHAT, run.engine)
         return [sys.executable]
+
+    def warnings(self, run: ServedRun) -> Sequence[str]:
+        config = read_json(run.target / "config.json")
+        if is_qwen(config) or not config.get("vision_config"):
+            return super().warnings(run)
+        untried = (
+            f"the target ({config.get('model_type')}) has a vision tower, and with one dflow has tried Qwen's targets "
+            "only in SGLang: compare its answers to images, and the accepted lengths with the tau of the evaluation"
+        )
+        return [*super().warnings(run), untried]
 
     def environment(self, run: ServedRun) -> Mapping[str, str]:
         return run.served.environment

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -125,8 +126,9 @@ def diagnose(
     for name in nodes:
         loss = loss_curve(store, record, training_of(graph, name))
         again = f"dflow resume {record.run} --from {name}"
-        values = {"prompts": prompts, "split": split, "loss": loss, "again": again, "budget": budget}
-        yield computed("diagnosis", DIAGNOSIS, graph, name, artifacts, show, **values)
+        values = {"prompts": prompts, "split": split, "loss": loss, "again": again}
+        clock = {"budget": budget, "begun": time.monotonic()}  # that of all processes of this machine
+        yield computed("diagnosis", DIAGNOSIS, graph, name, artifacts, show, **values, **clock)
 
 
 def keep(record: Record, result: Result) -> None:

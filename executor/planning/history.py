@@ -18,7 +18,7 @@ from executor.store.artifact_store import Store
 from executor.store.manifest import Manifest, own_files
 
 RECORDS_SEARCHED = 50
-COMPARED = 10
+RUNS_COMPARED = 10
 
 
 @frozen
@@ -130,7 +130,7 @@ class PreviousNodes:
         if best is None or best.digest is None:
             return best
         fewest = differences(best)
-        for earlier in islice(self._records(), COMPARED):
+        for earlier in islice(self._records(), RUNS_COMPARED):
             if fewest <= 1:  # a node that has to run differs by one at least
                 break
             previous = previous_in(self._store, earlier, node_id)

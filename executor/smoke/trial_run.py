@@ -20,6 +20,7 @@ from dsl.finding import Finding
 from dsl.graph import Graph, GraphNode
 from dsl.op_class import hook
 from dsl.op_table import user_ops
+from dsl.shown import toml_text
 from executor.planning.planner import cached_artifacts
 from executor.planning.preflight import graph_estimates
 from executor.planning.session import Session, make_planner, new_run
@@ -67,6 +68,8 @@ def smoke_run(path: Path, graph: Graph, samples: int) -> int:
     record = session.record
     code = run_session(session, make_display(record.state))
     print_results(record.state, ())
+    if changed := changed_fields(session.graph, graph):
+        print_lines("\n".join(["values that the trial took instead of those of the full run:", *changed]))
     if code == OK:
         print_estimates(estimates(store, graph, session), samples, free_bytes(path), path)
     elif code == FAILED:
@@ -109,6 +112,22 @@ def small_graph(graph: Graph, samples: int) -> Graph:
     """The graph reduced to a few samples, as its ops say; tracked only in its own store."""
     nodes = {node_id: attrs.evolve(node, config=_small(node, samples)) for node_id, node in graph.nodes.items()}
     return attrs.evolve(graph, nodes=nodes, tracking_uri=None)
+
+
+def changed_fields(small: Graph, graph: Graph) -> list[str]:
+    """A line for each node with fields that the trial changes: their values, and those of the full run."""
+    lines: dict[str, list[str]] = {}
+    for node_id, node in graph.nodes.items():
+        tried = small.nodes[node_id].config
+        pairs = {name: (getattr(tried, name), getattr(node.config, name)) for name in node.op.fields}
+        changed = [
+            f"{name} = {toml_text(new)} (full run: {toml_text(old)})"
+            for name, (new, old) in pairs.items()
+            if new != old
+        ]
+        if changed:
+            lines.setdefault(", ".join(changed), []).append(node_id)
+    return [f"  {', '.join(nodes)}: {changed}" for changed, nodes in lines.items()]
 
 
 def _small(node: GraphNode, samples: int) -> Any:

@@ -31,7 +31,7 @@ def _mistakes(
             layers_of(config, target.info["num_layers"])
         except ConfigError as error:
             yield _layer_field(config), str(error)
-        if config.backend == "huggingface" and (mistake := target.running_mistake):
+        if config.backend == "huggingface" and (mistake := target.running_mistake()):
             yield "backend", mistake
         if config.backend == "sglang" and config.dtype == "float32" and method_of(target.config):
             yield "dtype", SERVED_DTYPE.format(method=method_of(target.config))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dsl.errors import DataError
-from ops.check_export.op import COMPARED, CheckExport, unlike_serving
+from ops.check_export.op import LIKE_SERVED, CheckExport, unlike_serving
 from ops.lib.drafts.backbone.config import draft_misfit
 from ops.lib.forecasts import (
     DraftForecast,
@@ -51,7 +51,7 @@ def report_mistakes(
             "check_export the same draft, target and tokens",
         )
     if unlike := unlike_serving(report.settings, report.settings.get("block_size_trained", block_size)):
-        yield "report", f"this evaluation has {' and '.join(unlike)}, and {COMPARED}"
+        yield "report", f"this evaluation has {' and '.join(unlike)}, and {LIKE_SERVED}"
 
 
 def _of_serving(config: CheckExport, target: TargetStated | None) -> Iterator[tuple[str, str]]:

@@ -18,7 +18,7 @@ from ops.lib.drafts.algorithms import (
 )
 
 WORKERS = ("DFLASH", "DSPARK")  # of SGLang: those that the live stage runs
-COMPARED = (
+LIKE_SERVED = (
     "a served draft is compared with one of the held-out split, greedy and in blocks as trained: give check_export "
     "such an evaluation, and evaluate the rest in a separate node"
 )
@@ -103,7 +103,7 @@ class CheckExport:
         trained = above("draft", "draft")
         wrong = {}
         if unlike := unlike_serving(above("report"), trained.get("block_size")):
-            wrong["report"] = f"this evaluation has {' and '.join(unlike)}, and {COMPARED}"
+            wrong["report"] = f"this evaluation has {' and '.join(unlike)}, and {LIKE_SERVED}"
         algorithm = trained.get("algorithm")
         if values.get("live") == "required" and algorithm in algorithm_names():
             engine = algorithm_class(algorithm).engine

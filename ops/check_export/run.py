@@ -16,7 +16,7 @@ from ops.check_export.conflicts import report_mistakes
 from ops.check_export.op import WORKERS, CheckExport, without_worker
 from ops.check_export.outcome import Outcome, card_text
 from ops.check_export.served_prompts import LiveResult, LiveUnavailable, Prompt
-from ops.export_draft.card import UNREAD, rotary_warning, with_measured
+from ops.export_draft.card import UNREAD, rotary_warning, with_measured, with_served_tag
 from ops.lib.data.batching import spread_over_each
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, read_text, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
@@ -72,7 +72,7 @@ def check_export(config: CheckExport, stage: Stage) -> None:
         write_jsonl(kept, outcome.served_rows())
         more = f"SGLang's answer to each prompt: {kept}"
         refuse(draft.path, served.mistakes, more, is_imported=is_imported(draft.path))
-    write(stage, outcome)
+    write(stage, outcome, is_served=bool(engine) and serves_target(config, target_config))
     stage.progress(1, 1)
 
 
@@ -137,6 +137,11 @@ def engine_sentence(config: CheckExport, target_config: Mapping[str, Any]) -> st
     return not_run(target_config) or found.sentence
 
 
+def serves_target(config: CheckExport, target_config: Mapping[str, Any]) -> bool:
+    """Whether the installed SGLang is known to serve a draft for this target, as `engine_sentence` says."""
+    return config.live != "off" and served_class(target_config) is not None and not not_run(target_config)
+
+
 def _skipped(config: CheckExport, error: DataError) -> tuple[None, str]:
     if config.live == "required":
         raise DataError(f'{error} (live = "required"; "auto" skips the stage)') from error
@@ -170,8 +175,8 @@ def rotary_warnings(config: Mapping[str, Any]) -> list[str]:
     return [] if warning is None else [warning]
 
 
-def write(stage: Stage, outcome: Outcome) -> None:
-    """Write the serving directory to ship, with tau in its model card, and check.json."""
+def write(stage: Stage, outcome: Outcome, *, is_served: bool) -> None:
+    """Write the serving directory to ship, with tau in its model card, and check.json. is_served: by SGLang."""
     source, shipped = stage.inputs["draft"].path, stage.out_dir / "draft"
     folders = ("", SPECULATORS) if SPECULATORS in formats_of(read_json(source / CONFIG)) else ("",)
     for folder in folders:
@@ -179,6 +184,8 @@ def write(stage: Stage, outcome: Outcome) -> None:
         for name in (CONFIG, WEIGHTS):
             link_or_copy(source / folder / name, shipped / folder / name)
     card = with_measured(read_text(source / CARD), card_text(outcome))
+    if is_served:
+        card = with_served_tag(card)
     replace_file(shipped / CARD, card.encode())
     write_json(stage.out_dir / "check.json", outcome.to_json())
     if outcome.served is not None:

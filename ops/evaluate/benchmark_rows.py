@@ -12,9 +12,11 @@ from attrs import frozen
 from dsl.errors import DataError
 from ops.evaluate.intervals import ALL
 from ops.ingest.image_values import ImageFinder
-from ops.ingest.records import Record, json_records
-from ops.ingest.rows import ROLE_NAMES, row_mistake, sample_of_row, turn_list, turn_role
+from ops.ingest.records import Record, json_records, records_in_turns
+from ops.ingest.row_values import turn_role
+from ops.ingest.rows import row_mistake, sample_of_row, turn_list
 from ops.ingest.sample import DroppedSample, RawSample
+from ops.ingest.turn_forms import ROLE_NAMES
 from ops.lib.data.files import shown_json
 
 CATEGORY = re.compile(r"[A-Za-z0-9][\w .-]*", re.ASCII)  # valid in a metric's name
@@ -52,7 +54,7 @@ def benchmark_rows(file: Path) -> Iterator[BenchmarkRow | Misfit]:
     if not file.is_file():
         raise DataError(f"{file}: no such file; benchmark must name a file of JSON lines")
     places: dict[str, str] = {}
-    for record in json_records(file):
+    for record in records_in_turns(json_records(file)):
         mistake = record.mistake or _form_mistake(record.row) or _duplicate_id(record, places)
         if mistake:
             yield Misfit(record.place, mistake)

@@ -11,6 +11,11 @@ from ops.lib.drafts.decoding.decode_options import block_size_mistake
 from ops.lib.forecasts import DraftForecast, TargetStated, TokensForecast, by_field, of_another_target, tokens_misfit
 from ops.lib.target.sizes import context_length
 
+WITHOUT = (
+    "leave out this node and those that read its report (check_export), and have a server report accepted lengths "
+    "(`dflow serve`)"
+)
+
 
 def conflicts(config: Evaluate, forecast: Mapping[str, Any]) -> dict[str, str]:
     """Conflicts by field: a draft or tokens of another target, larger blocks than the draft's, missing prompts, and a
@@ -39,7 +44,7 @@ def _of_draft(config: Evaluate, draft: DraftForecast | None, target: TargetState
 
 
 def _of_target(target: TargetStated | None) -> Iterator[tuple[str, str]]:
-    if target is not None and (mistake := target.running_mistake or target.verifying_mistake):
+    if target is not None and (mistake := target.running_mistake(WITHOUT) or target.verifying_mistake):
         yield "target", mistake
 
 

@@ -38,7 +38,7 @@ from ops.lib.target.sizes import context_length, positions
 from ops.lib.vision.images import fault_of, strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
 from ops.tokenize_chat.encode import ChatEncoder, load_each, prompt_ids, prompt_sample
-from ops.tokenize_chat.template import Messages
+from ops.tokenize_chat.template import Messages, Tools
 
 MAX_PIXELS = op_of(InjectImages).fields["max_image_pixels"].default
 MIN_SIDE = op_of(InjectImages).fields["min_image_side"].default
@@ -132,17 +132,22 @@ def _prompt(row: BenchmarkRow, encoder: ChatEncoder) -> Prompt:
         reason, detail = fault_of(encoded_image(image), MAX_PIXELS, MIN_SIDE)
         if reason:
             raise Unusable(reason, f"{image}: {detail}" if isinstance(image, Path) else detail)
-    sample = partial(_sample, raw.id, row.category, turns, raw.images, encoder)
-    _, tokens = prompt_ids(raw.id, turns, [encoded_image(image) for image in raw.images], encoder)
+    sample = partial(_sample, raw.id, row.category, turns, raw.images, encoder, raw.tools)
+    _, tokens = prompt_ids(raw.id, turns, [encoded_image(image) for image in raw.images], encoder, raw.tools)
     return Prompt(row.place, raw.id, row.category, tokens, bool(raw.images), sample)
 
 
 def _sample(
-    sample_id: str, category: str, turns: Messages, images: tuple[Path | bytes, ...], encoder: ChatEncoder
+    sample_id: str,
+    category: str,
+    turns: Messages,
+    images: tuple[Path | bytes, ...],
+    encoder: ChatEncoder,
+    tools: Tools,
 ) -> TokenSample:
     """The target's input for a benchmark's row. Raises Unusable."""
     chunks = load_each(images, encoded_image, encoder.processor)
-    return prompt_sample(sample_id, category, turns, chunks, encoder)
+    return prompt_sample(sample_id, category, turns, chunks, encoder, tools)
 
 
 def spread_prompts(

@@ -24,6 +24,7 @@ from ops.lib.vllm.serve_command import warnings_for_vllm
 from ops.lib.vllm.version import VLLM_VERSION
 
 BEGIN, END = "<!-- accepted length -->", "<!-- end of accepted length -->"
+LAST_TAG, SERVED_TAG = "- draft-model\n", "- sglang\n"
 # Which engine serves a target is read from the installed one, by the gate, whose key has that engine's version.
 UNREAD = "Whether SGLang serves a draft for this target was not checked."
 TOLD_BY_GATE = (
@@ -58,7 +59,8 @@ class CardFacts:
     @property
     def target_name(self) -> str:
         """The target's model id, or the family of a checkpoint without one."""
-        return self.target.get("model_id") or f"a {self.target['model_type']} checkpoint"
+        kind = str(self.target["model_type"])
+        return self.target.get("model_id") or f"{'an' if kind.startswith(tuple('aeiou')) else 'a'} {kind} checkpoint"
 
 
 def model_card(facts: CardFacts) -> str:
@@ -96,6 +98,11 @@ def with_measured(card: str, text: str) -> str:
     return before + with_place(text) + after
 
 
+def with_served_tag(card: str) -> str:
+    """The model card with the tag of SGLang in its front matter."""
+    return card if SERVED_TAG in card else card.replace(LAST_TAG, f"{LAST_TAG}{SERVED_TAG}", 1)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
@@ -111,7 +118,7 @@ def _sources(algorithm: Algorithm) -> str:
 
 def _front_matter(facts: CardFacts) -> str:
     tags = [facts.draft.algorithm.name, "speculative-decoding", "block-diffusion", "draft-model"]
-    tags += ["sglang"] if facts.draft.algorithm.engine else []
+    tags += ["sglang"] if facts.draft.algorithm.engine and is_qwen(facts.target) else []  # of others the gate knows it
     if SPECULATORS in facts.formats:
         tags += ["vllm", "speculators"]
     lines = ["library_name: transformers"]

@@ -54,8 +54,8 @@ def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tupl
     check_images_fit(reader, target.family)
     if isinstance(target.family, AnyVision) and any(record["category"] == "image" for record in reader.records):
         raise DataError(
-            f"finetune_vlm trains on images only with Qwen's families, and this is a {info['model_type']}: take "
-            "load_target, which reads its images, or remove the image samples"
+            f"finetune_vlm trains on images only with Qwen's families, and the target's model_type is "
+            f"{info['model_type']}: take load_target, which reads its images, or remove the image samples"
         )
     return target, directory
 

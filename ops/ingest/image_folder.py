@@ -16,7 +16,7 @@ from attrs import frozen
 from dsl.errors import DataError
 from ops.ingest.image_values import IMAGE_NAMES, ImageFinder
 from ops.ingest.op import LABEL
-from ops.ingest.rows import is_valid_text
+from ops.ingest.row_values import is_valid_text
 from ops.ingest.sample import IMAGE, DroppedSample, RawSample, Turn
 from ops.lib.data.sample_account import Unusable
 

@@ -38,7 +38,7 @@ class Ingest:
         default="auto",
         help='of the source; "auto" detects it. Rows of all but "image-folder" may have the form of '
         "conversations, OpenAI messages, LLaVA / ShareGPT, prompt and completion, Alpaca, Dolly, or question and "
-        "answer",
+        "answer, and calls of tools in the forms of docs/data.md",
     )
     image_root: str | tuple[str, ...] | None = field(
         default=None,
@@ -82,6 +82,13 @@ class Ingest:
         help="drop conversations without an answer; false keeps those that end with the user's turn, for "
         "regenerate_answers to answer, or for evaluate (prompts_only of tokenize_chat)",
     )
+    default_tools: str | None = field(
+        default=None,
+        external=True,
+        keyed_default=False,
+        help="a JSON file with a list of tools, for samples without any of their own; a conversation that calls tools "
+        "and has none is dropped",
+    )
     max_samples: int | None = field(
         default=None,
         validator=validators.optional(validators.ge(1)),
@@ -111,6 +118,8 @@ class Ingest:
                 f"image_root lists {len(self.image_root)} folders for {len(self.reading().sources)} sources: list one "
                 'for each source, "" where it is the file\'s own folder'
             )
+        if self.default_tools is not None and is_builtin(self.source):
+            raise ValueError("default_tools is for data of your own: the built-in sample has no tools")
         if LABEL not in self.answer:
             raise ValueError(f'answer must contain "{LABEL}", which becomes the name of the class')
 
@@ -127,6 +136,7 @@ class Ingest:
             question=self.question,
             answer=self.answer,
             require_answers=self.require_answers,
+            default_tools=self.default_tools,
         )
 
     def external_files(self) -> Mapping[str, Path | None]:

@@ -18,6 +18,7 @@ from ops.ingest.read import given_splits
 from ops.ingest.rows import row_mistake
 from ops.ingest.source import check_builtin, find_format, parts_of
 from ops.ingest.splits import kept_of
+from ops.ingest.tools import default_tools
 from ops.lib.data.files import read_json
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.forecasts import Counts, Kind, SamplesForecast, kept_samples
@@ -99,7 +100,17 @@ def missing_here(config: Ingest) -> dict[str, str]:
             mistakes.append(str(error))
     if not mistakes and len(empty) == len(sources):
         mistakes = [f"{source}: {EMPTY}" for source in empty]
-    return {"source": "\n".join(mistakes)} if mistakes else {}
+    return {**({"source": "\n".join(mistakes)} if mistakes else {}), **_wrong_tools(config)}
+
+
+def _wrong_tools(config: Ingest) -> dict[str, str]:
+    """The mistake in the file default_tools, by the field; a missing file is not one."""
+    if config.default_tools is not None and Path(config.default_tools).is_file():
+        try:
+            default_tools(Path(config.default_tools))
+        except DataError as error:
+            return {"default_tools": str(error)}
+    return {}
 
 
 def _first_rows(source: Path, config: Ingest) -> Iterator[str]:

@@ -20,6 +20,7 @@ from ops.ingest.records import Record
 from ops.ingest.rows import image_values, row_mistake, sample_of_row
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.source import SPLIT_NAMES, Part, find_format, metadata_files, parts_of, split_named
+from ops.ingest.tools import Tool, default_tools
 from ops.lib.data.sample_account import Unusable
 
 SHOWN_MISTAKES = 20
@@ -39,6 +40,7 @@ class Reading:
     question: str = ""
     answer: str = ""
     require_answers: bool = True
+    default_tools: str | None = None
 
     def names(self) -> list[str]:
         """A unique name for each source; empty for a single one, where it does not matter."""
@@ -50,6 +52,10 @@ class Reading:
         """The image_root of each source; None stands for the folder of its files."""
         given = self.image_root if isinstance(self.image_root, tuple) else (self.image_root,) * len(self.sources)
         return [None if root in ("", ".") else root for root in given]
+
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools of rows without any. Raises DataError."""
+        return () if self.default_tools is None else default_tools(Path(self.default_tools))
 
     def finder(self, folder: Path, root: str | None) -> ImageFinder:
         return ImageFinder(folder if root is None else folder / root, self.allow_outside, root)
@@ -217,9 +223,11 @@ def images_without_row(reading: Reading) -> list[WithoutRow]:
 
 
 def _image_folder(reading: Reading, source: _Source) -> Iterator[tuple[float, str | None, RawSample | DroppedSample]]:
-    finder = reading.finder(source.path, None)
+    finder, tools = reading.finder(source.path, None), reading.tools()
     for done, image in enumerate(source.images, start=1):
         sample = image_folder_sample(image, finder, reading.question, reading.answer)
+        if isinstance(sample, RawSample):
+            sample = attrs.evolve(sample, tools=tools)
         if source.name:
             sample = attrs.evolve(sample, id=f"{source.name}/{sample.id}")
         yield done / len(source.images), image.split, sample
@@ -232,6 +240,7 @@ def _rows(
 
     Mistakes are added to `mistakes`; no row comes after the first one.
     """
+    tools = reading.tools()
     for place, part in enumerate(source.parts):
         name = "/".join(filter(None, (source.name, part.name)))
         for record in part.records():
@@ -251,6 +260,7 @@ def _rows(
                     sample_id,
                     reading.finder(record.folder, source.root),
                     require_answers=reading.require_answers,
+                    default_tools=tools,
                 )
                 if isinstance(sample, RawSample) and sample_id != named:
                     sample = attrs.evolve(sample, draw_id=named)

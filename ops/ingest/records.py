@@ -24,7 +24,9 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import DataError, shortened
-from ops.ingest.rows import first_value, turns_mistake
+from ops.ingest.row_forms import form_of, in_turns
+from ops.ingest.row_values import first_value
+from ops.ingest.rows import turns_mistake
 from ops.lib.data.json_lines import TOO_DEEP, bounded_lines, parse_line, what_is_broken
 
 CHUNK = 1 << 20
@@ -200,6 +202,16 @@ def captioned(row: dict[str, Any], question: str) -> tuple[dict[str, Any], str]:
     return {**kept, "prompt": question, "completion": first_value(row, CAPTIONS)}, ""
 
 
+def records_in_turns(records: Iterator[Record]) -> Iterator[Record]:
+    """The records, their rows as rows of turns and tools (ops/ingest/row_forms.py)."""
+    for record in records:
+        if record.mistake or not isinstance(record.row, dict):
+            yield record
+            continue
+        row, mistake = in_turns(record.row)
+        yield record if row is record.row and not mistake else attrs.evolve(record, row=row, mistake=mistake)
+
+
 def captioned_records(records: Iterator[Record], question: str) -> Iterator[Record]:
     for record in records:
         if record.mistake or not isinstance(record.row, dict):
@@ -304,6 +316,6 @@ def _header_mistake(file: Path, columns: list[str]) -> str:
     example: dict[str, Any] = dict.fromkeys(named, "text")
     if is_metadata(file) and FILE_NAME in named:
         return captioned(example, "text")[1]
-    if mistake := turns_mistake(example):
+    if form_of(example) is None and (mistake := turns_mistake(example)):
         return f"{mistake}; the first line must name the columns, and it is {shortened(', '.join(named))}"
     return ""

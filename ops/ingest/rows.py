@@ -6,10 +6,13 @@
 The turns of a row have one of these forms:
 
     messages, or conversations          the turns themselves, whatever other columns there are
+                                        (ops/ingest/turn_forms.py has those with calls of tools)
     prompt, and perhaps completion      each a text, or a list of turns; or response in the place of completion
     instruction, input and output       texts; an input follows the instruction on a line of its own; or response in
                                         the place of output, context in that of input (Dolly)
     question and answer                 texts
+
+Rows of other columns become such before (ops/ingest/row_forms.py), and their tools a list (ops/ingest/tools.py).
 
 An answer that is null or empty is none: the row is a prompt. A turn has
 `role` (or `from`: human, gpt) and `content` (or `text`, `value`). A content is a text, in which <image> means the next
@@ -28,16 +31,21 @@ for a reason of ops/ingest/image_values.py or one of these:
 
     no turns, empty text, no answer, starts with the assistant
     invalid text                    half a surrogate pair, which is not valid UTF-8
-    unknown role                    other than system, user, assistant and their other names
+    unknown role                    other than system, user, assistant, tool and their other names
     unknown content part            neither a text nor an image
     placeholders and images differ  in number, or a placeholder names a missing image
     image in an answer              which no target can generate
-    tool calls are not supported    and videos, and audio
+    tool calls without tools        of the row, its system turn or default_tools
+    python calls in a text          [name(key="value")], of a tool of the row or its system turn
+    channels of gpt-oss in a text   which its chat template refuses
+    tools are not JSON              but hold values that JSON lacks, or are nested too deeply
+    videos are not supported        and audio; the reasons of calls are in ops/ingest/turn_forms.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, groupby
 from typing import Any
 
@@ -45,7 +53,22 @@ from attrs import frozen
 
 from dsl.errors import did_you_mean
 from ops.ingest.image_values import AUDIO, IMAGE_NAMES, VIDEO, ImageFinder, is_image_value
-from ops.ingest.sample import IMAGE, DroppedSample, ImagePart, RawSample, Turn, with_leading_images
+from ops.ingest.row_values import (
+    CALL_ROLES,
+    INVALID_TEXT,
+    RESULT_PART,
+    RESULT_ROLES,
+    TURN_TEXTS,
+    content_parts,
+    first_value,
+    is_none,
+    is_valid_text,
+    part_kind,
+    turn_role,
+)
+from ops.ingest.sample import IMAGE, DroppedSample, RawSample, Turn, with_leading_images
+from ops.ingest.tools import NO_FUNCTION, TOOL_KEYS, Tool, normal_tools, quoted, tools_in
+from ops.ingest.turn_forms import ROLE_NAMES, Said, own_text, result_turn, said
 from ops.lib.data.files import shown_json
 from ops.lib.data.json_lines import json_kind
 from ops.lib.data.sample_account import SPLITS, Unusable
@@ -55,14 +78,14 @@ TURNS = ("messages", "conversations")
 ANSWERS = {"prompt": ("completion", "response"), "instruction": ("output", "response"), "question": ("answer",)}
 ANSWER_KEYS = tuple(dict.fromkeys(chain.from_iterable(ANSWERS.values())))
 INPUTS = ("input", "context")  # of an instruction
-KEYS = ("id", *TURNS, *ANSWERS, *ANSWER_KEYS, *INPUTS, "image", "images", "split", "system", "label", "category")
+KEYS = (
+    *("id", *TURNS, *ANSWERS, *ANSWER_KEYS, *INPUTS, *TOOL_KEYS),
+    *("image", "images", "split", "system", "label", "category"),
+)
 NO_TURNS = 'no list "messages" (or "conversations")'
 OTHER_FORMS = ', "prompt", "instruction" with "output" (or "response"), or "question" with "answer"'
 LONGEST_ID = 1000  # characters; the ids of all samples are in memory
 LONGEST_TOPIC = 200  # characters
-TURN_TEXTS = ("content", "text", "value")
-REASONING = ("reasoning_content", "reasoning", "thinking")  # of an answer
-PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "input_audio")
 
 
 def row_mistake(row: Any) -> str:
@@ -92,7 +115,7 @@ def _id_mistake(sample_id: Any) -> str:
     text = str(sample_id)
     if len(text) > LONGEST_ID:
         return f'"id" has {len(text)} characters, more than {LONGEST_ID}'
-    return "" if is_valid_text(text) else '"id" contains half a surrogate pair'
+    return "" if is_valid_text(text) else f'"id" contains {INVALID_TEXT}'
 
 
 def turn_list(row: dict[str, Any]) -> list[Any]:
@@ -105,45 +128,11 @@ def row_images(row: dict[str, Any]) -> list[Any]:
     return _as_list(row.get("images")) or _as_list(row.get("image"))
 
 
-def part_kind(part: dict[str, Any]) -> str:
-    """The type of a content part, inferred from its only key if not given; or an empty string."""
-    kind = part.get("type")
-    if isinstance(kind, str):
-        return kind
-    return next((key for key in PART_KINDS if not is_none(part.get(key))), "")
-
-
 def part_image(part: dict[str, Any]) -> Any:
     """The image in a content part, or None."""
     if part.get("base64") is not None:
         return {"base64": part["base64"]}
     return next((part[name] for name in ("image", "image_url", "url", "path") if not is_none(part.get(name))), None)
-
-
-def turn_role(turn: dict[str, Any]) -> Any:
-    """The name of a turn's role."""
-    return first_value(turn, ("role", "from"))
-
-
-def is_none(value: Any) -> bool:
-    """Whether a value is missing: null, or an object or list of only such, as tables write missing values."""
-    values = [value]
-    while values:
-        value = values.pop()
-        if isinstance(value, (dict, list)):
-            values.extend(value.values() if isinstance(value, dict) else value)
-        elif value is not None:
-            return False
-    return True
-
-
-def first_value(mapping: dict[str, Any], names: Sequence[str]) -> Any:
-    """The value of the first of the names that is present and not null."""
-    return next((mapping[name] for name in names if mapping.get(name) is not None), None)
-
-
-def is_valid_text(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _questions(row: dict[str, Any]) -> list[str]:
@@ -282,13 +271,31 @@ def _turn_mistake(turn: Any) -> str:
     if not any(name in turn for name in (*TURN_TEXTS, "tool_calls", "function_call")):
         return ': no "content" (or "text", "value")'
     content = first_value(turn, TURN_TEXTS)
-    if not isinstance(content, (str, list, type(None))):
+    if not isinstance(content, (str, list, type(None))) and turn_role(turn) not in (*CALL_ROLES, *RESULT_ROLES):
         return f": expected a text or a list of parts, got {json_kind(content)}"
     if not isinstance(turn.get("reasoning_content"), (str, type(None))):
         return ': "reasoning_content" must be a string'
-    for place, part in enumerate(content if isinstance(content, list) else ()):
+    return _calls_mistake(turn) or _parts_mistake(content_parts(turn))
+
+
+def _calls_mistake(turn: dict[str, Any]) -> str:
+    """The mistake in the keys of a turn that hold calls."""
+    calls, call = turn.get("tool_calls"), turn.get("function_call")
+    if calls is None and call is None:
+        return ""
+    if not (is_none(calls) or isinstance(calls, list)):
+        return ': "tool_calls" must be a list'
+    if isinstance(calls, list) and not all(is_none(each) or isinstance(each, dict) for each in calls):
+        return ': "tool_calls" must be a list of objects'
+    return "" if is_none(call) or isinstance(call, dict) else ': "function_call" must be an object'
+
+
+def _parts_mistake(parts: list[Any]) -> str:
+    for place, part in enumerate(parts):
         if mistake := _part_mistake(part):
             return f".content[{place}]: {mistake}"
+        if part_kind(part) == RESULT_PART and (mistake := _parts_mistake(content_parts(result_turn(part)))):
+            return f".content[{place}]{mistake}"
     return ""
 
 
@@ -300,6 +307,8 @@ def _part_mistake(part: Any) -> str:
         return 'no string "type"'
     if kind in ("text", "input_text") and not isinstance(part.get("text"), str):
         return 'no string "text"'
+    if kind == "thinking" and not isinstance(part.get("thinking"), str):
+        return 'no string "thinking"'
     value = part_image(part)
     return "" if value is None or is_image_value(value) else 'its image must be a path, bytes, base64 or {"url": ...}'
 
@@ -310,21 +319,16 @@ def _as_list(value: Any) -> list[Any]:
     return [member for member in members if not (member == "" or is_none(member))]
 
 
-TOOLS, DIFFER, IN_ANSWER = "tool calls are not supported", "placeholders and images differ", "image in an answer"
-NO_ANSWER = "no answer"
-ROLE_NAMES = {
-    **dict.fromkeys(("system", "developer"), "system"),
-    **dict.fromkeys(("user", "human"), "user"),
-    **dict.fromkeys(("assistant", "gpt", "model", "chatgpt"), "assistant"),
-}
-TOOL_ROLES = ("tool", "function", "function_call", "observation", "ipython")
-TOOL_KEYS = ("tool_calls", "function_call", "tool_call_id")
+DIFFER, IN_ANSWER, NO_ANSWER = "placeholders and images differ", "image in an answer", "no answer"
+WITHOUT_TOOLS = "tool calls without tools"
+PYTHON_CALLS, CHANNELS = "python calls in a text", "channels of gpt-oss in a text"
 REFUSED_KEYS = (
     *((key, VIDEO) for key in ("video", "videos", "video_path")),
     *((key, AUDIO) for key in ("audio", "audios")),
-    ("tools", TOOLS),
-    ("functions", TOOLS),
 )
+CHANNEL = "<|channel|>"
+PYTHON_CALL = re.compile(r"\s*\[\s*([^\[\]()=\n]{1,200}?)\s*\(")
+NAMED = re.compile(r""""name"\s*:\s*"([^"]{1,200})\"""")
 PLACEHOLDER = "<image>"
 LINE_BREAKS = "\r\n"
 REFUSED_PLACEHOLDERS = (("<video>", VIDEO), ("<audio>", AUDIO))
@@ -340,32 +344,79 @@ class Placed:
     index: int | None = None
 
 
-def sample_of_row(
-    row: dict[str, Any], sample_id: str, finder: ImageFinder, *, require_answers: bool = True
-) -> RawSample | DroppedSample:
-    """The sample in a well-formed row, with the row's `split`.
+SETTINGS: dict[str, Callable[[Any], bool]] = {
+    "chat_template_kwargs": lambda value: not is_none(value),
+    "reasoning": lambda value: value in ("on", "off"),
+}
+SETTING = '"{}" of their own, which is left out: a server has one setting for all'
+LISTING = "a system turn that lists the tools, which is left out: the chat template lists them itself"
 
-    require_answers: if false, a conversation without an answer is kept if it ends with the user's turn.
+
+@frozen
+class _Turn:
+    """A turn of a row, and its content as texts and places of images."""
+
+    said: Said
+    items: list[str | Placed]
+
+    @property
+    def role(self) -> str:
+        return self.said.role
+
+    def placed(self) -> Turn:
+        content = tuple(item if isinstance(item, str) else IMAGE for item in self.items)
+        of = self.said
+        return Turn(of.role, content, of.reasoning, of.tool_calls, of.call_id, of.name)
+
+
+def sample_of_row(
+    row: dict[str, Any],
+    sample_id: str,
+    finder: ImageFinder,
+    *,
+    require_answers: bool = True,
+    default_tools: tuple[Tool, ...] = (),
+) -> RawSample | DroppedSample:
+    """The sample in a well-formed row of turns, with the row's `split`.
+
+    require_answers: if false, a conversation without an answer is kept if it ends with the user's turn. default_tools:
+    for a row without any.
     """
     try:
         _refuse_other_media(row)
-        turns = list(_turns(row))
+        tools = normal_tools(row)
+        spoken, listing = _without_listing(said(_readable(row, tools)))
+        ignored = [SETTING.format(key) for key, is_given in SETTINGS.items() if is_given(row.get(key))]
+        if listing:
+            tools, ignored = tools or normal_tools({"tools": listing}), [*ignored, LISTING]
+        tools = tools or default_tools
+        turns = [_Turn(turn, _items(turn)) for turn in spoken]
         _check(turns, require_answers)
+        if not tools and any(turn.calls for turn in spoken):
+            raise Unusable(WITHOUT_TOOLS)
         placed, values = _place_images(turns, row_images(row))
-        images = tuple(finder.image(value) for value in values)
-        return RawSample(sample_id, row.get("split"), placed, images, label=_label(row), topic=_topic(row))
+        return RawSample(
+            sample_id,
+            row.get("split"),
+            placed,
+            tuple(map(finder.image, values)),
+            label=_label(row),
+            topic=_topic(row),
+            tools=tools,
+            ignored=tuple(ignored),
+        )
     except Unusable as fault:
         return DroppedSample(sample_id, fault.reason, fault.detail)
 
 
 def image_values(row: dict[str, Any]) -> Iterator[Any]:
-    """All images of a row of any form."""
+    """All images of a row of turns."""
     yield from row_images(row)
-    for turn in turn_list(row):
-        content = first_value(turn, TURN_TEXTS)
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and (value := part_image(part)) is not None:
-                yield value
+    parts = [part for turn in turn_list(row) for part in content_parts(turn)]
+    inner = [content_parts(result_turn(part)) for part in parts if part_kind(part) == RESULT_PART]
+    for part in (*parts, *chain.from_iterable(inner)):
+        if (value := part_image(part)) is not None:
+            yield value
 
 
 def _topic(row: dict[str, Any]) -> str | None:
@@ -393,26 +444,38 @@ def _refuse_other_media(row: dict[str, Any]) -> None:
             raise Unusable(reason, f'key "{key}"')
 
 
-def _turns(row: dict[str, Any]) -> Iterator[tuple[str, list[str | Placed], str | None]]:
-    """The role, texts with images, and reasoning of every turn."""
+def _readable(row: dict[str, Any], tools: Iterable[Tool]) -> list[dict[str, Any]]:
+    """The turns of a row, its `system` among them. Raises Unusable for answers with calls in a form that is not read.
+
+    Those are channels of gpt-oss, and calls as in Python, `[name(key="value")]`, of a tool that is listed.
+    """
     turns = turn_list(row)
     if row.get("system") and (not turns or ROLE_NAMES.get(turn_role(turns[0])) != "system"):
         turns = [{"role": "system", "content": row["system"]}, *turns]
-    for turn in turns:
-        name = turn_role(turn)
-        if name in TOOL_ROLES or any(turn.get(key) and not is_none(turn[key]) for key in TOOL_KEYS):
-            raise Unusable(TOOLS, f'role "{name}"')
-        if name not in ROLE_NAMES:
-            raise Unusable("unknown role", f'"{name}"')
-        content = first_value(turn, TURN_TEXTS) or ""
-        role = ROLE_NAMES[name]
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        items = _joined(item for part in parts for item in _of_part(part, role))
-        yield role, _stripped(items, role), _reasoning(turn)
+    for number, turn in enumerate(turns, start=1):
+        if ROLE_NAMES.get(turn_role(turn)) != "assistant":
+            continue
+        text = own_text(turn)
+        if CHANNEL in text:
+            raise Unusable(CHANNELS, f"turn {number}")
+        if (called := PYTHON_CALL.match(text)) and text.rstrip().endswith(")]"):
+            prose = "".join(own_text(each) for each in turns if ROLE_NAMES.get(turn_role(each)) == "system")
+            if called[1] in {*(tool["function"].get("name") for tool in tools), *NAMED.findall(prose)}:
+                raise Unusable(PYTHON_CALLS, f"turn {number}: {quoted(text)}")
+    return turns
 
 
-def _reasoning(turn: dict[str, Any]) -> str | None:
-    return next((turn[name] for name in REASONING if turn.get(name) and isinstance(turn[name], str)), None)
+def _without_listing(turns: list[Said]) -> tuple[list[Said], list[Tool]]:
+    """The turns without a system turn that lists tools, and these tools."""
+    for place, turn in enumerate(turns):
+        if turn.role == "system" and (tools := tools_in("".join(str(part.get("text", "")) for part in turn.parts))):
+            return [*turns[:place], *turns[place + 1 :]], tools
+    return turns, []
+
+
+def _items(turn: Said) -> list[str | Placed]:
+    """The texts of a turn, with images."""
+    return _stripped(_joined(item for part in turn.parts for item in _of_part(part, turn.role)), turn.role)
 
 
 def _of_text(text: str, role: str) -> list[str | Placed]:
@@ -433,9 +496,11 @@ def _of_part(part: dict[str, Any], role: str) -> list[str | Placed]:
     if kind in ("image", "image_url", "input_image"):
         index = part.get("index")
         return [Placed(part_image(part), index if isinstance(index, int) else None)]
-    for name, reason in (("video", VIDEO), ("audio", AUDIO), ("tool", TOOLS)):
+    for name, reason in (("video", VIDEO), ("audio", AUDIO)):
         if name in kind:
             raise Unusable(reason, f'content part "{kind}"')
+    if "tool" in kind:
+        raise Unusable(NO_FUNCTION, quoted(kind))
     raise Unusable("unknown content part", f'"{kind}"')
 
 
@@ -465,13 +530,14 @@ def _without_breaks(items: list[str | Placed], strip: Callable[[str, str], str])
     return [*images, *(strip(str(item), LINE_BREAKS) if images else item for item in text), *rest]
 
 
-def _check(turns: list[tuple[str, list[str | Placed], str | None]], require_answers: bool) -> None:
+def _check(turns: list[_Turn], require_answers: bool) -> None:
     """Check that a conversation can be learned from. Raises Unusable."""
-    spoken = [role for role, _, _ in turns if role != "system"]
-    texts = [item for _, items, _ in turns for item in items if isinstance(item, str)]
-    texts += [reasoning for _, _, reasoning in turns if reasoning]
-    answers = [items for role, items, _ in turns if role == "assistant"]
-    empty = next((place for place, (_, items, _) in enumerate(turns, start=1) if not items), None)
+    spoken = [turn.role for turn in turns if turn.role != "system"]
+    texts = [item for turn in turns for item in turn.items if isinstance(item, str)]
+    texts += [turn.said.reasoning for turn in turns if turn.said.reasoning]
+    answers = [turn.items for turn in turns if turn.role == "assistant"]
+    wordless = (number for number, turn in enumerate(turns, start=1) if not (turn.items or turn.said.may_be_empty))
+    empty = next(wordless, None)
     checks = (
         (not turns, "no turns", ""),
         (empty is not None, "empty text", f"turn {empty}"),
@@ -485,12 +551,10 @@ def _check(turns: list[tuple[str, list[str | Placed], str | None]], require_answ
             raise Unusable(reason, detail)
 
 
-def _place_images(
-    turns: list[tuple[str, list[str | Placed], str | None]], own: list[Any]
-) -> tuple[tuple[Turn, ...], list[Any]]:
+def _place_images(turns: list[_Turn], own: list[Any]) -> tuple[tuple[Turn, ...], list[Any]]:
     """The turns with places for images, and the images in the order of the places. own: the row's images."""
-    places = [item for _, items, _ in turns for item in items if isinstance(item, Placed)]
-    placed = tuple(Turn(role, tuple(map(_part, items)), reasoning) for role, items, reasoning in turns)
+    places = [item for turn in turns for item in turn.items if isinstance(item, Placed)]
+    placed = tuple(turn.placed() for turn in turns)
     if not places:
         return (with_leading_images(placed, len(own)) if own else placed), own
     values: list[Any] = []
@@ -504,7 +568,3 @@ def _place_images(
     if sorted(used) != list(range(len(own))):
         raise Unusable(DIFFER, f"{len(used)} placeholders, {len(own)} images")
     return placed, values
-
-
-def _part(item: str | Placed) -> str | ImagePart:
-    return item if isinstance(item, str) else IMAGE

@@ -17,11 +17,11 @@ from ops.ingest.image_values import AUDIO, MISSING, OUTSIDE, REMOTE, VIDEO, enco
 from ops.ingest.op import Ingest
 from ops.ingest.prose import prose_samples
 from ops.ingest.read import Read, images_without_row, read_samples, unread_captions
-from ops.ingest.rows import NO_ANSWER, TOOLS
+from ops.ingest.rows import CHANNELS, NO_ANSWER, PYTHON_CALLS, WITHOUT_TOOLS
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.source import check_builtin
 from ops.ingest.splits import hash_of, kept_of, split_of
-from ops.lib.data.files import json_line, write_json
+from ops.lib.data.files import json_line, sample_line, write_json
 from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter
 from ops.lib.data.sample_account import DUPLICATE, NOT_TAKEN, SPLITS, Tally, Unusable
 
@@ -32,7 +32,10 @@ REMEDIES = {
     REMOTE: "download the images, and name the files",
     BESIDE: "move the images into the folders of their classes, or all images into one folder without subfolders",
     NO_ANSWER: "set require_answers = false, and let regenerate_answers answer",
-    **dict.fromkeys((VIDEO, AUDIO, TOOLS), NOT_READ),
+    WITHOUT_TOOLS: 'give each row its "tools", or set default_tools',
+    PYTHON_CALLS: 'write the calls as "tool_calls", and the tools as "tools"',
+    CHANNELS: 'write the analysis as "reasoning_content", and calls as "tool_calls"',
+    **dict.fromkeys((VIDEO, AUDIO), NOT_READ),
 }
 Group = tuple[str, str]  # category, split
 
@@ -53,7 +56,8 @@ def ingest(config: Ingest, stage: Stage) -> None:
     tally = Tally(stage, "ingest", REMEDIES)
     packs = PackWriter(stage.out_dir)
     contents = Contents()
-    done = thinking = 0
+    done = thinking = calling = 0
+    ignored: Counter[str] = Counter()
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
         for done, (share, sample) in enumerate(read_source(config), start=1):
             if done % 100 == 0:
@@ -75,9 +79,11 @@ def ingest(config: Ingest, stage: Stage) -> None:
                 tally.drop(DUPLICATE, sample.id)
                 continue
             contents.add(content, split)
-            file.write(json_line(row))
+            file.write(sample_line(row))
             tally.keep(split)
             thinking += any(turn.reasoning_content for turn in sample.turns)
+            calling += any(turn.tool_calls for turn in sample.turns)
+            ignored.update(sample.ignored)
     stage.progress(done, done)
     tally.finish(config.max_dropped)
     if not is_builtin(config.source):
@@ -91,6 +97,10 @@ def ingest(config: Ingest, stage: Stage) -> None:
         stage.warn(warning)
     if thinking:
         stage.info(f"{thinking} samples carry reasoning_content, which only some chat templates show")
+    if calling:
+        stage.info(f"{calling} samples call tools")
+    for what, count in ignored.items():
+        stage.info(f"{count} samples have {what}")
 
 
 def read_source(config: Ingest) -> Iterator[Read]:
@@ -158,6 +168,7 @@ def sample_row(sample: RawSample, split: str, packs: PackWriter) -> dict[str, An
         "images": [packs.add(image) for image in encoded],
         **({} if sample.label is None else {"label": sample.label}),
         **({} if sample.topic is None else {"topic": sample.topic}),
+        **({"tools": list(sample.tools)} if sample.tools else {}),
     }
 
 
@@ -166,9 +177,10 @@ HELD_OUT = tuple(split for split in SPLITS if split != TRAINED)
 
 
 def content_of(row: dict[str, Any]) -> bytes:
-    """A hash of 16 bytes over the turns and images of a line of samples.jsonl, and nothing else."""
+    """A hash of 16 bytes over the turns, images and tools of a line of samples.jsonl, and nothing else."""
     images = [image["sha256"] for image in row["images"]]
-    return hashlib.blake2b(json_line([row["conversations"], images]).encode(), digest_size=16).digest()
+    tools = [row["tools"]] if "tools" in row else []
+    return hashlib.blake2b(json_line([row["conversations"], images, *tools]).encode(), digest_size=16).digest()
 
 
 class Contents:

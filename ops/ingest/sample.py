@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 
 @frozen
@@ -19,23 +19,47 @@ THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokeniz
 
 
 @frozen
+class ToolCall:
+    """A call of a tool in an answer. arguments: values of JSON, with their keys in the order given."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any]
+
+    def row(self) -> dict[str, Any]:
+        """The call as chat templates take it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+@frozen
 class Turn:
     """One turn of a conversation: its texts, and IMAGE for each of the sample's images in order.
 
     reasoning_content   the assistant's reasoning before its answer, if the source separates the two
+    tool_calls          of an answer, behind its text
+    tool_call_id, name  of a tool's result: the id of its call, and the function's name
     """
 
     role: str
     content: tuple[str | ImagePart, ...]
     reasoning_content: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
 
     def row(self) -> dict[str, Any]:
         """The turn as a JSON object of samples.jsonl."""
         content = [
             {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in self.content
         ]
-        reasoning = {} if self.reasoning_content is None else {"reasoning_content": self.reasoning_content}
-        return {"role": self.role, "content": content, **reasoning}
+        others: dict[str, Any] = {
+            "reasoning_content": self.reasoning_content,
+            "tool_calls": [call.row() for call in self.tool_calls] or None,
+            "tool_call_id": self.tool_call_id,
+            "name": self.name,
+        }
+        given = {key: value for key, value in others.items() if value is not None}
+        return {"role": self.role, "content": content, **given}
 
 
 @frozen
@@ -43,10 +67,12 @@ class RawSample:
     """A conversation that can be used as a sample.
 
     split   train, val or test; None: drawn by hash of draw_id, from train and the splits in `draw`
-    turns   in order; their roles are system, user and assistant
+    turns   in order; their roles are system, user, assistant and tool
     images  files, or the encoded images themselves: as many as the turns have places
     label   the correct answer, if the source has it separately
     topic   what the row's "category" says, if it says something
+    tools   those that the assistant may call, in the form that chat templates take
+    ignored what else the row has, and why it is left out
     """
 
     id: str
@@ -57,6 +83,8 @@ class RawSample:
     draw_id: str | None = None
     label: str | None = None
     topic: str | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 @frozen
@@ -73,5 +101,5 @@ def with_leading_images(turns: Iterable[Turn], count: int) -> tuple[Turn, ...]:
     placed = list(turns)
     first = next(place for place, turn in enumerate(placed) if turn.role == "user")
     turn = placed[first]
-    placed[first] = Turn(turn.role, (*(IMAGE,) * count, *turn.content), turn.reasoning_content)
+    placed[first] = evolve(turn, content=(*(IMAGE,) * count, *turn.content))
     return tuple(placed)

@@ -11,7 +11,16 @@ from attrs import frozen
 
 from dsl.errors import DataError
 from ops.ingest.image_values import IMAGE_NAMES
-from ops.ingest.records import DELIMITERS, Record, captioned_records, csv_records, is_metadata, json_records, names_rows
+from ops.ingest.records import (
+    DELIMITERS,
+    Record,
+    captioned_records,
+    csv_records,
+    is_metadata,
+    json_records,
+    names_rows,
+    records_in_turns,
+)
 
 BUILTIN = "builtin:digits"
 JSON_NAMES = (".jsonl", ".json", ".ndjson")
@@ -98,8 +107,7 @@ def parts_of(
         raise DataError(f'{source}: has no file that ends in {", ".join(suffixes)} (format = "{form}")')
     for file in files:
         name = file.relative_to(source).with_suffix("").as_posix() if len(files) > 1 else ""
-        reads = partial(_captions, read, file, question) if is_metadata(file) else partial(read, file)
-        yield Part(name, split_named(name), reads)
+        yield Part(name, split_named(name), partial(_rows, read, file, question))
 
 
 def metadata_files(folder: Path) -> list[Path]:
@@ -107,12 +115,13 @@ def metadata_files(folder: Path) -> list[Path]:
     return [file for suffixes in SUFFIXES.values() for file in _files(folder, suffixes) if is_metadata(file)]
 
 
-def _captions(read: Callable[[Path], Iterator[Record]], file: Path, question: str) -> Iterator[Record]:
-    return captioned_records(read(file), question)
+def _rows(read: Callable[[Path], Iterator[Record]], file: Path, question: str) -> Iterator[Record]:
+    records = records_in_turns(read(file))
+    return captioned_records(records, question) if is_metadata(file) else records
 
 
 def _giving(records: Iterator[Record]) -> Callable[[], Iterator[Record]]:
-    return lambda: records
+    return lambda: records_in_turns(records)
 
 
 def split_named(name: str) -> str | None:

@@ -116,7 +116,21 @@ def _records(batches: Iterator[Any], place: str, folder: Path, total: int, size:
             )
         for row in rows:
             number += 1
-            yield Record(number, origin, row, "", folder, number / total)
+            yield Record(number, origin, _without_nulls(row), "", folder, number / total)
+
+
+OF_TOOLS = ("tools", "functions", "arguments", "input")  # whose structs have every key of every row, most as null
+
+
+def _without_nulls(value: Any, of_tools: bool = False) -> Any:
+    """A row without null keys in its tools and in the arguments of calls; others may mean what they say."""
+    if isinstance(value, dict):
+        return {
+            key: _without_nulls(inner, of_tools or key in OF_TOOLS)
+            for key, inner in value.items()
+            if not (of_tools and inner is None)
+        }
+    return [_without_nulls(each, of_tools) for each in value] if isinstance(value, list) else value
 
 
 def _batch_rows(opened: parquet.ParquetFile) -> int:

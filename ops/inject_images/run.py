@@ -16,7 +16,7 @@ from dsl.stage import Stage
 from ops.artifacts import Samples
 from ops.inject_images.messages import messages
 from ops.inject_images.op import InjectImages
-from ops.lib.data.files import json_line, read_jsonl
+from ops.lib.data.files import read_jsonl, sample_line
 from ops.lib.data.image_packs import link_packs, read_packed
 from ops.lib.data.ordered_threads import available_cores, in_order
 from ops.lib.data.sample_account import Tally
@@ -27,7 +27,7 @@ NO_FAULT = ("", "")
 SEVERAL, NO_USER_TURN = "more than one image", "image but no user turn"
 DIFFER, ONLY_IMAGE = "placeholders and images differ", "a turn of nothing but an image"
 IN_PLACE = 'image_policy = "in-place" keeps them'
-KEPT = ("id", "split", "category", "images", "label", "topic")
+KEPT = ("id", "split", "category", "images", "label", "topic", "tools")
 REMEDIES = {
     TOO_LARGE: "raise max_image_pixels",
     TOO_SMALL: "lower min_image_side",
@@ -59,7 +59,7 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
                 tally.drop(reason, row["id"], detail)
             else:
                 kept = {name: row[name] for name in KEPT if name in row}
-                file.write(json_line({**kept, "messages": messages(row, config.image_policy)}))
+                file.write(sample_line({**kept, "messages": messages(row, config.image_policy)}))
                 tally.keep(row["split"])
             if done % 100 == 0 or done == total:
                 stage.progress(done, total)
@@ -113,7 +113,8 @@ def _policy_fault(row: dict[str, Any]) -> Fault:
         return SEVERAL, f'{len(row["images"])} images; image_policy = "in-place" keeps them'
     if first is None:
         return NO_USER_TURN, ""
-    empty = next((place for place, turn in enumerate(turns, start=1) if turn is not first and not _texts(turn)), None)
+    only_images = (turn is not first and bool(turn["content"]) and not _texts(turn) for turn in turns)
+    empty = next((place for place, is_empty in enumerate(only_images, start=1) if is_empty), None)
     return NO_FAULT if empty is None else (ONLY_IMAGE, f'turn {empty}; image_policy = "in-place" keeps it')
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ops.lib.data.sample_account import SPLITS, summary_splits
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.target.checkpoint_check import processor_folder_mistakes, quantised_bytes, running_mistake, sizes_in
 from ops.lib.target.probed import kept_probes
+from ops.lib.target.quantised import BY_SGLANG
 from ops.lib.target.same_target import is_same_target
 from ops.lib.target.sizes import TargetSizes
 from ops.lib.target.token_ids import foreign_tokens
@@ -100,10 +102,12 @@ class TargetStated:
         """The part of the config that describes the language model."""
         return text_part(self.config)
 
-    @property
-    def running_mistake(self) -> str:
-        """A text on why transformers cannot run the target; empty if it can, or if that is not known yet."""
-        return running_mistake(self.config, None if self.folder is None else self.folder / "model")
+    def running_mistake(self, instead: str = BY_SGLANG) -> str:
+        """A text on why transformers cannot run the target; empty if it can, or if that is not known yet.
+
+        instead: what to do without running it.
+        """
+        return running_mistake(self.config, None if self.folder is None else self.folder / "model", instead)
 
     @property
     def verifying_mistake(self) -> str:
@@ -129,12 +133,19 @@ class TargetForecast(TargetStated):
     """A target with its sizes, for estimates. No run function imports this, so that it is in no cache key.
 
     is_tried: the target comes from a trial run, trained for a few steps only. quantised_bytes: of quantised weights in
-    the files; None for others, and where there are no files.
+    the files; None for others, and where there are no files. checkpoint: the directory of its files; None without.
     """
 
     sizes: TargetSizes
     quantised_bytes: int | None = None
     is_tried: bool = False
+    checkpoint: Path | None = None
+
+    def running_mistake(self, instead: str = BY_SGLANG) -> str:
+        """As of TargetStated, also before the target is in the store; mistakes of the files are reported elsewhere."""
+        with suppress(OSError, DataError):
+            return running_mistake(self.config, self.checkpoint, instead)
+        return ""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], directory: Path | None = None, **known: Any) -> TargetForecast:
@@ -145,7 +156,9 @@ class TargetForecast(TargetStated):
         if directory is None:
             return cls(config=config, sizes=TargetSizes.of(config), **known)
         stored = quantised_bytes(config, directory)
-        return cls(config=config, sizes=sizes_in(directory, config), quantised_bytes=stored, **known)
+        checkpoint = None if stored is None else directory
+        sizes = sizes_in(directory, config)
+        return cls(config=config, sizes=sizes, quantised_bytes=stored, checkpoint=checkpoint, **known)
 
     @classmethod
     def made(cls, folder: Path, identity: str, **known: Any) -> TargetForecast:

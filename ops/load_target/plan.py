@@ -45,8 +45,8 @@ def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
 
 
 def _ids(config: LoadTarget) -> dict[str, Any]:
-    """The token ids for target.json, as far as the checkpoint's files say; its mistakes are reported by
-    `missing_here`.
+    """The token ids for target.json, as far as the checkpoint's files say; a wrong mask token is left out, so that only
+    `missing_here` reports it.
     """
     directory = Path(config.checkpoint)
     vocabulary = None
@@ -55,8 +55,9 @@ def _ids(config: LoadTarget) -> dict[str, Any]:
     if vocabulary is None:
         return {"mask_token_id": config.mask_token_id}
     given = config.mask_token_id
+    mask = vocabulary.known_mask_id if given is None else given
     return {
-        "mask_token_id": vocabulary.known_mask_id if given is None else given,
+        "mask_token_id": None if mask_mistakes(directory, given) else mask,
         "eos_token_ids": vocabulary.eos_token_ids,
         "pad_token_id": vocabulary.pad_token_id,
         "image_settings": image_settings(directory)[1],

@@ -15,7 +15,7 @@ from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
 from ops.lib.target.model import Target, complete_config, describe_target, read_config, write_target_json
 from ops.lib.target.probe import probe_config, probe_weights
-from ops.lib.target.probed import MEASURED, Probe
+from ops.lib.target.probed import COPY, MEASURED, WEIGHTS, Probe
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.target.token_ids import mask_warning
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template
@@ -67,6 +67,7 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
     probes = []
     try:
         if not config.get("auto_map"):
+            stage.info(f"measuring {COPY} of the target")
             probes.append(probe_config(config))
     except DataError as error:
         stage.info(f"only the weights are measured: {error}")
@@ -74,6 +75,7 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
     if mistake := running_mistake(config, directory):
         stage.info(f"the weights are not measured: {mistake}")
     elif size < free_memory() / 2:
+        stage.info(f"measuring {WEIGHTS} of the target, {shown_bytes(size)} in float32")
         try:
             probes.append(probe_weights(Target.from_directory(directory, info), probes[0] if probes else None))
         except DataError as error:

@@ -13,6 +13,8 @@ from ops.lib.target.sizes import context_length
 from ops.lib.vision.family_config import text_part
 from ops.regenerate_answers.op import RegenerateAnswers
 
+A_SERVER = 'let a server answer, with backend = "endpoint"'
+
 
 def conflicts(config: RegenerateAnswers, forecast: Mapping[str, Any]) -> dict[str, str]:
     """Conflicts by field: splits without samples, limits beyond the target's context, excluded pixel limits, quantised
@@ -29,8 +31,8 @@ def conflicts(config: RegenerateAnswers, forecast: Mapping[str, Any]) -> dict[st
         wrong["splits"] = f"no samples in the splits {', '.join(config.splits)}: nothing to answer"
     if target is not None and (mistake := context_mistake(config, target.text)):
         wrong["max_prompt_tokens"] = mistake
-    if target is not None and config.backend == "huggingface" and (mistake := target.running_mistake):
-        wrong["target"] = f'{mistake}; or have a server answer, with backend = "endpoint"'
+    if target is not None and config.backend == "huggingface" and (mistake := target.running_mistake(A_SERVER)):
+        wrong["target"] = mistake
     return wrong | pixels_misfit(target, config.min_pixels, config.max_pixels)
 
 

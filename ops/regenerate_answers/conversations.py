@@ -133,6 +133,7 @@ class Prompts:
 LONG_PROMPT = "prompt longer than max_prompt_tokens"
 IMAGE_IN_ANSWER = "image in an answer"
 NOTHING_ASKED = "no turn to answer"
+HAS_TOOLS = "the sample has tools, which regenerate_answers does not send"
 EMPTY_ANSWER = "empty answer"
 SPECIAL_IN_ANSWER = "special token in the target's answer"  # those in a prompt are found before the request
 
@@ -171,7 +172,9 @@ class Conversation:
     def __attrs_post_init__(self) -> None:
         answers = [turn for turn in self.turns if turn["role"] == "assistant"]
         self.wanted = len(answers)
-        if any(part["type"] == "image" for turn in answers for part in turn["content"]):
+        if "tools" in self.row:
+            self.reason = HAS_TOOLS
+        elif any(part["type"] == "image" for turn in answers for part in turn["content"]):
             self.reason = IMAGE_IN_ANSWER
         elif not answers:
             self.reason = NOTHING_ASKED

@@ -10,6 +10,7 @@ from attrs import evolve
 
 from dsl.errors import ConfigError, DataError
 from dsl.estimate import Amount, Estimate, Growth, PlanContext
+from ops.lib.data.files import read_jsonl
 from ops.lib.data.proxies import proxy_of
 from ops.lib.forecasts import (
     Answered,
@@ -74,7 +75,7 @@ def estimate(config: RegenerateAnswers, context: PlanContext) -> Estimate:
         growth = Growth(
             series=(_answered(config, source.samples),) if generates else (),
             output=kept.amount().growth,
-            notes=(HARDLY_TRAINED,) if generates and target is not None and target.is_tried else (),
+            notes=_trial_notes(config, context.trial.artifact, target) if generates else (),
         )
     if not generates:
         return Estimate(growth=growth, forecast=forecast, notes=(KEPT,))
@@ -86,6 +87,20 @@ def estimate(config: RegenerateAnswers, context: PlanContext) -> Estimate:
         growth=growth,
         forecast=forecast,
     )
+
+
+def _trial_notes(config: RegenerateAnswers, artifact: Path, target: TargetForecast | None) -> tuple[str, ...]:
+    """Notes on a target that was hardly trained, and on answers that only the trial keeps. artifact: the trial's."""
+    notes = [HARDLY_TRAINED] if target is not None and target.is_tried else []
+    rows = [row for row in read_jsonl(artifact / "samples.jsonl") if "finish_reasons" in row]
+    cut = sum("length" in row["finish_reasons"] for row in rows)
+    if cut and "length" not in config.finish_reasons:
+        notes.append(
+            f"{cut} of {len(rows)} answered samples have an answer that was cut at max_new_tokens = "
+            f"{config.max_new_tokens}: the trial keeps them, and the full run drops them, unless max_new_tokens is "
+            'raised or finish_reasons = ["stop", "length"] is set; tokens and features from here on are upper bounds'
+        )
+    return tuple(notes)
 
 
 def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesForecast | None) -> SamplesForecast:

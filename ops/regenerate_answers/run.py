@@ -20,7 +20,7 @@ from attrs import asdict
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
-from ops.lib.data.files import json_line, link_or_copy, read_jsonl, write_json
+from ops.lib.data.files import link_or_copy, read_jsonl, sample_line, write_json
 from ops.lib.data.image_packs import link_packs
 from ops.lib.data.sample_account import Tally
 from ops.lib.data.shared_shards import SharedShards
@@ -28,7 +28,7 @@ from ops.lib.forecasts import ANSWERED, SamplesForecast, TargetStated, refuse_co
 from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conflicts import conflicts
-from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, Prompts, turns_of, with_answers
+from ops.regenerate_answers.conversations import HAS_TOOLS, SPECIAL_IN_ANSWER, Prompts, turns_of, with_answers
 from ops.regenerate_answers.endpoint import EndpointAnswerer, ServerUse
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
@@ -55,6 +55,7 @@ REMEDIES = {
     TOO_LONG: "raise max_answer_tokens",
     RETOKENISED: "set drop_retokenised = false, which trains on tokens that the target did not generate",
     SPECIAL_IN_ANSWER: UNTRAINED,
+    HAS_TOOLS: 'answers = "data" keeps them with the answers of the data',
 }
 
 
@@ -204,7 +205,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
                 spoilt += differently > 0
                 trained_on += len(outcome["answers"])
                 kept += 1
-            file.write(json_line(row))
+            file.write(sample_line(row))
             tally.keep(row["split"], is_read=row["split"] in config.splits)
     if not kept:
         raise DataError(f"no answer of the target is left:\n{tally.reasons()}\n{remedies(tally.dropped)}")

@@ -35,6 +35,7 @@ def shard_sequence(config: ShardSequence, stage: Stage) -> None:
     Raises DataError for a split without samples, and for a sample longer than a step.
     """
     refuse_conflicts(conflicts(config, _statements(stage)))
+    stage.info(f"reading the lengths of all samples, and planning the steps of {config.epochs} epochs")
     lengths = _lengths(stage)
     seed = config.seed or 0
     steps = list(plan_steps(lengths, config.tokens_per_step, config.pad_multiple, config.epochs, seed))

@@ -30,7 +30,7 @@ from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.shape import expected_shape
 
 # What decides the shape of a draft -> the field of train_dflash, None for what the target decides.
-COMPARED = {
+DRAFT_SHAPE = {
     "hidden_size": None,
     "vocab_size": None,
     "num_target_layers": None,
@@ -43,7 +43,7 @@ COMPARED = {
     "layer_types": "sliding_layers",
     "sliding_window": "sliding_window",
 }
-FIELDS = {**COMPARED, "partial_rotary_factor": "head_dim", "rope_theta": "rope_theta", LAYER_IDS: None}
+FIELDS = {**DRAFT_SHAPE, "partial_rotary_factor": "head_dim", "rope_theta": "rope_theta", LAYER_IDS: None}
 NO_VAL = {
     "tau": 'select = "tau" decodes prompts of the split val, which has none: raise val_fraction of ingest, give '
     'samples "split": "val" in the JSONL file, or set select = "last"',
@@ -178,14 +178,10 @@ def _of_target(
     """Mistakes in the mask token, in lengths beyond the target's positions, and a target that cannot be run here."""
     if config.measures_tau and (mistake := target.verifying_mistake):
         yield "target", f"{mistake}; with eval_prompts = 0 the training does not decode"
-    if (config.measures_tau or config.capture == "online") and (mistake := target.running_mistake):
-        without = " and ".join(
-            (
-                *(['capture = "stored"'] if config.capture == "online" else ()),
-                *(["eval_prompts = 0"] if config.measures_tau else ()),
-            )
-        )
-        yield "target", f"{mistake}; with {without} the training does not run it"
+    stored = ['capture = "stored" (the features by backend = "sglang")'] if config.capture == "online" else []
+    without = [*stored, *(["eval_prompts = 0"] if config.measures_tau else [])]
+    if without and (mistake := target.running_mistake(f"set {' and '.join(without)}")):
+        yield "target", mistake
     mask = _mask(config, target, features)
     if mask is not None:
         field = "target" if config.mask_token_id is None else MASK
@@ -261,7 +257,7 @@ def _warm_start(
     """Mistakes for sizes and mask token in which a warm start's draft differs from the draft to be trained."""
     if parent is None:
         return {}
-    fields = COMPARED if config.rope_theta is None else COMPARED | {"rope_theta": "rope_theta"}
+    fields = DRAFT_SHAPE if config.rope_theta is None else DRAFT_SHAPE | {"rope_theta": "rope_theta"}
     wrong = []
     for name, field in fields.items():
         there, here = getattr(parent.shape, name), getattr(shape, name)

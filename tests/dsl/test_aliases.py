@@ -297,6 +297,14 @@ def test_a_chat_template_goes_where_the_target_or_the_tokens_come_from() -> None
     assert tokens.startswith('it is "chat_template" of tokenize_chat: node.t.chat_template; a file')
 
 
+def test_the_name_of_a_run_is_an_option_and_no_setting() -> None:
+    for name in ("run_name", "run_id"):
+        assert key_hint(name, "pipeline", ["name", "seed"], {}).text == (
+            "dflow has no such setting: a run is named where it is started: dflow run FILE --name TEXT; its id is made "
+            "by dflow"
+        )
+
+
 def test_the_page_for_those_who_come_from_elsewhere_says_what_the_table_says() -> None:
     page = (Path(__file__).parents[2] / "docs" / "coming_from.md").read_text()
     _, *sections = page.partition("## transformers")[1:]

@@ -16,7 +16,10 @@ from dflash_cases import Case, make_case  # noqa: E402
 
 from ops.artifacts import Draft  # noqa: E402
 
-LONGEST = ("test_sglang_capture_stage.py", "test_sglang_gate.py", "test_sglang_dflash.py", "test_sglang_server.py")
+LONGEST = (
+    *("test_sglang_capture_stage.py", "test_sglang_gate.py", "test_sglang_other_gate.py"),
+    *("test_sglang_dflash.py", "test_sglang_server.py"),
+)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from any_targets import MLA, ROUTED, any_checkpoint
 from attrs import field, frozen
+from dflash_cases import NOISE
 from safetensors.torch import load_file, save_file
 
 from ops.lib.data.files import read_json, write_json
@@ -44,43 +45,49 @@ SAME_HEADS = {"head_dim": 16, "global_head_dim": 16}
 class Case:
     """fields: of the tiny config. published: of config.json besides. tolerance: of a token's states, relative to their
     norm. slow: another case runs the same code of SGLang's. embedding: a factor of its weight; scaled rows that are
-    tied to the head would outweigh all layers, and every answer would repeat a token.
+    tied to the head would outweigh all layers, and every answer would repeat a token. noise: of a draft that is neither
+    good nor bad, the first that is tried.
     """
 
     fields: Mapping[str, Any] = field(factory=dict)
     published: Mapping[str, Any] = field(factory=dict)
     tolerance: float = 1e-5
     embedding: float = 1.0
+    noise: float = NOISE
     slow: bool = False
 
 
 CASES: dict[str, Case] = {
     "llama": Case(),
     "mistral": Case(slow=True),
-    "ministral3": Case(slow=True),
+    "ministral3": Case(noise=0.4, slow=True),
     "phi3": Case(slow=True),
-    "qwen2": Case(),
+    # With larger rows one of the tested answers ends after five tokens.
+    "qwen2": Case(embedding=0.3),
     "qwen2_moe": Case(fields={**EXPERTS, "shared_expert_intermediate_size": 40}, slow=True),
     # SGLang keeps its sinks in bfloat16, so the test rounds the checkpoint's.
     "gpt_oss": Case(),
-    "gemma3_text": Case(embedding=0.1),
+    "gemma3_text": Case(embedding=0.1, noise=0.4),
     "gemma4_text": Case(
         embedding=0.1,
+        noise=0.4,
         fields={**SAME_HEADS, **LOCAL, **PER_LAYER},
         published={"swa_head_dim": 16, "swa_v_head_dim": 16, "v_head_dim": 16, "swa_num_key_value_heads": 2},
     ),
     "deepseek_v2": Case(
         fields={**MLA, **ROUTED, "topk_method": "group_limited_greedy"},
         published={"moe_layer_freq": 1, "scoring_func": "softmax", "topk_method": "group_limited_greedy"},
+        tolerance=5e-5,
         slow=True,
     ),
     "deepseek_v3": Case(
         fields={"rope_parameters": YARN},
         published={"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+        tolerance=5e-5,
     ),
     "glm4_moe": Case(fields={"head_dim": 16, **ROUTED}),
     "glm4_moe_lite": Case(fields={**MLA, **ROUTED}, tolerance=1e-4),
-    "lfm2": Case(fields=CONVOLUTIONS),
+    "lfm2": Case(fields=CONVOLUTIONS, noise=0.8),
     "lfm2_moe": Case(fields={**EXPERTS, "num_dense_layers": 1, **CONVOLUTIONS}, slow=True),
     "qwen3_next": Case(
         fields={**EXPERTS, **LINEAR, "head_dim": 16, "num_hidden_layers": 8},

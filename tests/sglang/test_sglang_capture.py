@@ -203,11 +203,11 @@ def test_the_last_layer_which_sglang_drops_without_a_word_is_refused(family):
 
 
 def test_a_model_that_keeps_fewer_layers_than_asked_for_is_found_out(family, monkeypatch):
-    def forgetful(model, layer_ids, num_layers, recipe):
+    def forgetful(model, layer_ids, num_layers):
         if len(layer_ids) == 1:
             keep_no_layers(model)
         else:
-            set_layers_to_capture(model, layer_ids[:-1], num_layers, recipe)
+            set_layers_to_capture(model, layer_ids[:-1], num_layers)
 
     monkeypatch.setattr("ops.lib.sglang.runtime.set_layers_to_capture", forgetful)
     for layer_ids, width in ((LAYER_IDS, 96), ((2,), 0)):  # without any, SGLang returns the final states in their place

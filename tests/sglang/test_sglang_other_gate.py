@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+
 import attrs
 import pytest
 import torch
-from dflash_cases import LAYERS, NEW_TOKENS, NOISE, Case, changed, make_case
+from dflash_cases import LAYERS, NEW_TOKENS, Case, changed, make_case
 from fake_stage import FakeStage
 from other_targets import CASES, other_checkpoint
 from sglang.srt.models.gemma3_causal import Gemma3ForCausalLM
+from sglang.srt.models.gemma3_mm import Gemma3ForConditionalGeneration
+from sglang.srt.models.llama4 import Llama4ForCausalLM
+from sglang.srt.models.mllama4 import Llama4ForConditionalGeneration
 
 from dsl.errors import DataError
 from dsl.finding import block
+from dsl.imports import PROJECT
 from dsl.op import Ref
 from ops.artifacts import Draft, Report
 from ops.check_export.live import check_live
@@ -22,10 +29,13 @@ from ops.evaluate.statistics import acceptance_length
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.backbone.contract import embedding_warnings
 from ops.lib.sglang.dflash_worker import DflashEngine
+from ops.lib.sglang.layers import add_missing_setter
 from ops.lib.sglang.model_classes import EAGLE_SETTER, SETTER
 from ops.lib.sglang.requests import VisionTokens, make_request
 
-SERVED = ("llama", "gemma3_text")
+QUICK = ("llama", "gemma3_text", "gemma4_text", "qwen2", "qwen2_moe", "gpt_oss", "deepseek_v3", "lfm2")
+SERVED = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in CASES]
+STATES = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
 REFS = {name: Ref(name) for name in ("draft", "target", "tokens", "report")}
 
 
@@ -35,10 +45,9 @@ def cases(tmp_path_factory):
     made: dict[str, Case] = {}
 
     def case(kind: str) -> Case:
-        noise = 0.4 if kind.startswith("gemma") else NOISE
         if kind not in made:
             made[kind] = make_case(
-                kind, tmp_path_factory.mktemp(kind), images=False, make=other_checkpoint, noise=noise
+                kind, tmp_path_factory.mktemp(kind), images=False, make=other_checkpoint, noise=CASES[kind].noise
             )
         return made[kind]
 
@@ -82,6 +91,34 @@ def test_accepted_lengths_of_every_step_are_those_of_evaluate(cases, live, kind,
     assert max(result.forward.values()) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("wrapper", "language_model"),
+    [(Gemma3ForConditionalGeneration, Gemma3ForCausalLM), (Llama4ForConditionalGeneration, Llama4ForCausalLM)],
+)
+def test_a_wrapper_that_gets_eagle_3s_method_shows_the_worker_its_embedding_and_head(wrapper, language_model):
+    """Without them the server starts, and dies at the first draft; Qwen2-MoE above is a class without the first."""
+    model = _without_init(type(wrapper.__name__, (wrapper,), {}))  # a class of its own, as methods are added to it
+    text = model.language_model = _without_init(language_model)
+    text.model, text.lm_head = torch.nn.Module(), torch.nn.Linear(4, 8)
+    text.model.embed_tokens = torch.nn.Embedding(8, 4)
+    assert not hasattr(model, "lm_head")
+    assert add_missing_setter(model)
+    assert model.get_input_embeddings() is text.model.embed_tokens
+    assert model.lm_head is text.lm_head
+
+
+def _without_init(kind):
+    model = kind.__new__(kind)
+    torch.nn.Module.__init__(model)
+    return model
+
+
+def test_the_table_in_the_docs_says_equal_of_the_families_that_are_served_here():
+    text = (PROJECT / "docs" / "targets.md").read_text()
+    rows = re.findall(r"^\| .*? \| `(\w+)` \| .* \| ([^|]+) \|$", text, re.MULTILINE)
+    assert {kind for kind, served in rows if served.startswith("equal, 5 of 5")} == set(CASES)
+
+
 def test_the_gate_names_features_without_their_residual(cases, live, monkeypatch):
     """Gemma 3 as SGLang itself would serve it, if it took EAGLE-3's method for DFLASH's."""
     case = cases("gemma3_text")
@@ -89,6 +126,18 @@ def test_the_gate_names_features_without_their_residual(cases, live, monkeypatch
     said = told(live(case, case.drafts["noisy"]))
     for layer_id in LAYERS:
         assert f"the draft gets states for layer {layer_id} that differ by" in said
+
+
+def test_the_gate_sees_convolution_states_that_lose_accepted_tokens(cases, live, monkeypatch):
+    """Of LFM2; the features of the answer are wrong then, and the answer itself."""
+    module = importlib.import_module(STATES)
+    for name in ("fused_mamba_state_scatter_with_mask", "fused_conv_window_scatter_with_mask"):
+        monkeypatch.setattr(module, name, lambda *_arguments, **_options: None)
+    case = cases("lfm2")
+    result = live(case, case.drafts["noisy"])
+    assert result.details["equal_answers"] < len(case.prompts)
+    assert result.details["feature_distance"] > 0.1
+    assert "differ by" in told(result)
 
 
 def test_the_gate_names_an_embedding_that_sglang_scales_and_the_training_did_not(cases, live, tmp_path):
@@ -114,7 +163,7 @@ def test_the_gate_names_an_embedding_that_sglang_scales_and_the_training_did_not
         ),
         (
             {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"], "vision_config": {"a": 1}},
-            "a gemma3 with a vision tower, of which only Qwen's are run in SGLang",
+            "(gemma3) has a vision tower, of which only Qwen's are run in SGLang",
         ),
     ],
 )

@@ -126,6 +126,13 @@ def json_line(value: object) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def sample_line(row: dict[str, Any]) -> str:
+    """A sample as a line of samples.jsonl. Keys are sorted, but for samples with tools, since templates write these in
+    the order given. Raises ValueError as `write_json` does.
+    """
+    return json.dumps(row, sort_keys="tools" not in row, ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def write_jsonl(path: Path, rows: Iterable[object]) -> None:
     """Write rows to a JSONL file: one compact JSON object with sorted keys in each line."""
     with path.open("w", encoding="utf-8", newline="\n") as file:

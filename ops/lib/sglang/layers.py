@@ -15,6 +15,9 @@ ValueError. Its `set_eagle3_layers_to_capture` accepts the same ids and has the 
 
 Gemma 3 is one of the latter, but what it keeps lacks the residual: between two layers a state is a pair of which SGLang
 keeps the first part only, the last MLP's output. Here the layers that are captured return the sum.
+
+Some of the latter do not show the worker their embedding (Qwen2-MoE, EXAONE-MoE) or their head (the wrappers of Gemma 3
+and Llama 4), which a draft borrows: the server starts and dies at the first draft.
 """
 
 from __future__ import annotations
@@ -58,7 +61,8 @@ def keep_no_layers(model: Any) -> None:
 def add_missing_setter(model: Any) -> bool:
     """Add the setter method to the class of SGLang's model or of its decoder; False if it has the method.
 
-    Qwen3.5 inherits from Qwen3-VL's wrapper, but its decoder has the method.
+    A class that gets EAGLE-3's also gets a way to its embedding and head, where it has none. Qwen3.5 inherits from
+    Qwen3-VL's wrapper, but its decoder has the method.
     """
     name, wrapper, decoder = type(model).__name__, type(model), getattr(model, "model", None)
     if name == "Qwen3VLForConditionalGeneration" and not hasattr(type(decoder), SETTER):
@@ -66,11 +70,25 @@ def add_missing_setter(model: Any) -> bool:
         return True
     if not hasattr(wrapper, SETTER) and hasattr(wrapper, EAGLE_SETTER):
         setattr(wrapper, SETTER, _keep_sums if name in WITHOUT_RESIDUAL else getattr(wrapper, EAGLE_SETTER))
+        _show_ends(model)
         return True
     return False
 
 
 WITHOUT_RESIDUAL = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+
+
+def _show_ends(model: Any) -> None:
+    """Give the class of SGLang's model the method and the attribute by which the worker finds embedding and head."""
+    wrapper = type(model)
+    if not hasattr(wrapper, "get_input_embeddings"):
+        wrapper.get_input_embeddings = lambda self: _language_model(self).model.embed_tokens
+    if not hasattr(model, "lm_head") and _language_model(model) is not model:
+        wrapper.lm_head = property(lambda self: _language_model(self).lm_head)
+
+
+def _language_model(model: Any) -> Any:
+    return getattr(model, "language_model", model)
 
 
 def _store_layers(decoder: Any, layers: list[int]) -> None:
@@ -81,7 +99,7 @@ def _keep_sums(model: Any, layer_ids: list[int]) -> None:
     """A setter for Gemma 3: the layers of these ids return their state as a sum, which the model then keeps."""
     for hook in getattr(model, "_hooks_of_sums", ()):
         hook.remove()
-    decoder = getattr(model, "language_model", model).model
+    decoder = _language_model(model).model
     model._hooks_of_sums = [decoder.layers[layer_id].register_forward_hook(_as_sum) for layer_id in layer_ids]
     getattr(model, EAGLE_SETTER)(layer_ids)
 

@@ -69,7 +69,7 @@ def unserved(config: Mapping[str, Any]) -> str | None:
     found = served_class(config)
     if found is None or found.way != "none":
         return None
-    return f"the target is a {config.get('model_type')}: {found.sentence}"
+    return f"the target's model_type is {config.get('model_type')}: {found.sentence}"
 
 
 def not_run(config: Mapping[str, Any]) -> str | None:
@@ -81,7 +81,7 @@ def not_run(config: Mapping[str, Any]) -> str | None:
         return reason
     if not config.get("vision_config") or is_qwen(config):
         return None
-    return f"the target is a {config.get('model_type')} with a vision tower, of which only Qwen's are run in SGLang"
+    return f"the target ({config.get('model_type')}) has a vision tower, of which only Qwen's are run in SGLang"
 
 
 def models_folder() -> Path | None:

@@ -35,6 +35,14 @@ PATCHED_TYPES: Mapping[str, frozenset[str]] = {
     "0.5.21": _LACKING | {"qwen3_5_text", "qwen3_5_moe_text", "minimax_m3_vl"},
     "0.5.23": _LACKING | {"exaone_moe"},
 }
+# The classes of targets that transformers has no type or another class for, and that lack it in all versions; a test
+# beside that one reads them.
+PATCHED_CLASSES = frozenset(
+    {
+        *("BailingMoEForCausalLM", "BailingMoeForCausalLM", "BailingMoeV2ForCausalLM", "SarvamMoEForCausalLM"),
+        *("Cosmos3ForConditionalGeneration", "MiniMaxM3SparseForCausalLM", "ExaoneMoEForCausalLM"),
+    }
+)
 # Of the targets that SGLang serves, those that keep a convolution state (linear attention, Mamba, short convolutions),
 # which SGLang stores in bfloat16 whatever the dtype of the model; a test compares them with the installed configs.
 CONVOLUTION_TYPES = frozenset(
@@ -55,7 +63,7 @@ class Served:
     pixels: min_pixels and max_pixels of the training's images, both, if they differ from the target's. dtype: of
     weights and cache; SGLang's default would turn a float32 checkpoint into float16. server_args: SGLang's arguments in
     the training's capture, from features.json. versions: those of SGLang that may serve. lacking: whether the target's
-    class in the installed SGLang lacks what DFLASH needs, whatever the model_type says.
+    class in SGLang lacks what DFLASH needs, whatever the model_type says.
     """
 
     model_type: str
@@ -109,6 +117,7 @@ class Served:
             trust_remote_code=trusts_own_code(model_dir, target),
             server_args=captured.get("server_args") or {},
             versions=versions_of(engine),
+            lacking=not PATCHED_CLASSES.isdisjoint(config.get("architectures") or ()),
         )
 
 

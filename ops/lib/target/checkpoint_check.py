@@ -18,7 +18,7 @@ from dsl.files import parse_json
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_places, check_reads
 from ops.lib.data.files import LARGEST_JSON, check_json_files, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights, weight_files
-from ops.lib.target.quantised import dequantising_mistake, method_of, numbers_of
+from ops.lib.target.quantised import BY_SGLANG, dequantising_mistake, method_of, numbers_of
 from ops.lib.target.sizes import TargetSizes, check_tables, named_dtype
 from ops.lib.target.stored_weights import StoredTensor, UnknownEnd, find_ends, listed, weights_mistakes
 from ops.lib.target.token_ids import check_added_tokens, check_ends
@@ -96,13 +96,14 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     return {name: each for file in weight_files(directory) for name, each in tensor_headers(file).items()}
 
 
-def running_mistake(config: Mapping[str, Any], directory: Path | None) -> str:
+def running_mistake(config: Mapping[str, Any], directory: Path | None, instead: str = BY_SGLANG) -> str:
     """A text on why transformers cannot run a target with quantised weights; empty if it can.
 
-    directory: its checkpoint, None where that is not here yet. Raises DataError as `stored_tensors`.
+    directory: its checkpoint, None where that is not here yet. instead: what to do without running it. Raises
+    DataError as `stored_tensors`.
     """
     known = method_of(config) is not None and directory is not None
-    return dequantising_mistake(config, stored_tensors(directory) if known and directory is not None else {})
+    return dequantising_mistake(config, stored_tensors(directory) if known and directory is not None else {}, instead)
 
 
 def quantised_bytes(config: Mapping[str, Any], directory: Path) -> int | None:

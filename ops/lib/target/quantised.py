@@ -38,6 +38,7 @@ OF_FP8 = "F8_E4M3"
 PACKED = re.compile(r"(?:qweight|weight_packed|_blocks)$")  # last names of tensors that hold several numbers in one
 BITS = {"I32": 32, "U32": 32, "I64": 64, "U8": 8, "I8": 8, "I16": 16}  # of an element of these, by safetensors' names
 UNQUANTISED_ONE = "use the checkpoint that it was quantised from"
+BY_SGLANG = 'capture with backend = "sglang", which computes with them as they are'
 
 
 def method_of(config: Mapping[str, Any]) -> str | None:
@@ -64,21 +65,23 @@ def method_mistake(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]
     return ""
 
 
-def dequantising_mistake(config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> str:
+def dequantising_mistake(
+    config: Mapping[str, Any], stored: Mapping[str, StoredTensor], instead: str = BY_SGLANG
+) -> str:
     """A text on why transformers cannot run a target with these weights; empty if it can.
 
-    stored: the tensors of its files; empty where they are not known yet.
+    stored: the tensors of its files; empty where they are not known yet. instead: what to do without running it.
     """
     method = method_of(config)
     if method is None:
         return ""
-    served = f'capture with backend = "sglang", which computes with them as they are, or {UNQUANTISED_ONE}'
+    remedy = f"{instead}, or {UNQUANTISED_ONE}"
     if method not in DEQUANTISED:
-        return f"transformers does not dequantise the {method} weights of this target: {served}"
+        return f"transformers does not dequantise the {method} weights of this target: {remedy}"
     if method == "fp8" and importlib.util.find_spec("accelerate") is None:
-        return f"transformers dequantises FP8 weights only with the package accelerate: install it, or {served}"
+        return f"transformers dequantises FP8 weights only with the package accelerate: install it, or {remedy}"
     wrong = _without_scales(config, stored)
-    return f"transformers does not dequantise {wrong}: {served}" if wrong else ""
+    return f"transformers does not dequantise {wrong}: {remedy}" if wrong else ""
 
 
 def dequantising_note(config: Mapping[str, Any], dtype: str) -> str | None:

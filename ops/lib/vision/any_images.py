@@ -87,10 +87,10 @@ class AnyImages:
         name = names.get(BACKENDS[image_backend])
         if name is None:
             others = " or ".join(f'"{each}"' for each, backend in BACKENDS.items() if backend in names)
-            raise DataError(f"the images of a {kind} are not resized by {image_backend}: set image_backend = {others}")
+            raise DataError(f"images of {kind} are not resized by {image_backend}: set image_backend = {others}")
         token = image_token_of(config)
         if token is None:
-            raise DataError(f"config.json: this {kind} names no image_token_id")
+            raise DataError(f"config.json of {kind} names no image_token_id")
         try:
             images = _class(name).from_dict(dict(image_settings))
             processor = _composed(kind, settings, images, tokenizer)
@@ -98,9 +98,9 @@ class AnyImages:
             cause = error.__cause__
             named = cause.name if isinstance(cause, ImportError) else None
             needed = f"install {named}" if named else " ".join(str(error).split())
-            raise DataError(f"the processor of a {kind} needs another library: {needed}") from error
+            raise DataError(f"the processor of {kind} needs another library: {needed}") from error
         except (ValueError, TypeError, AttributeError, LookupError) as error:
-            raise DataError(f"the processor of a {kind} cannot be made: {' '.join(str(error).split())}") from error
+            raise DataError(f"the processor of {kind} cannot be made: {' '.join(str(error).split())}") from error
         return cls(config, settings, processor, _placeholder(processor, token), token)
 
     @property

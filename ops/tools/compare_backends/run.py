@@ -268,7 +268,8 @@ def compare_preprocessing(request: Request, samples: Sequence[TokenSample], devi
             messages = up_to_last_answer(rows[sample.id]["messages"])[:-1]
             references = rows[sample.id]["images"][: len(sample.image_grid_thw)]
             images = [read_packed(request.images.path, reference) for reference in references]
-            prompt = served.prompt(messages, images, options)
+            tools = {"tools": rows[sample.id]["tools"]} if "tools" in rows[sample.id] else {}
+            prompt = served.prompt(messages, images, {**options, **tools})
             ids = sample.input_ids[: sample.prompt_tokens]
             differences = [] if torch.equal(prompt.input_ids, ids) else [_first_difference(ids, prompt.input_ids)]
             if images and not torch.equal(prompt.image_grid_thw, sample.image_grid_thw):

@@ -32,9 +32,9 @@ from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.target.model import Target
+from ops.tools.diagnose.judgement import LEAST_PROMPTS
 
 CHANCE = 0.005  # several settings are tried, so one that is no better must not win by chance
-LEAST_PROMPTS = 4  # with a step, in each group: fewer do not show their spread
 PRIOR_SPREAD, PRIOR_PROMPTS = 0.15, 4
 SHOWN = 3  # tensors that are named
 EXPORTED, TRAINED = "those of the export", "those of the training"

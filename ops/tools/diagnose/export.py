@@ -194,7 +194,7 @@ def _read(draft: Draft, weights: Weights) -> tuple[DraftConfig | None, list[str]
     try:
         config = from_serving(read_config(draft.path))
     except (ConfigError, DataError) as error:
-        wrong.append(str(error).replace("\n", " "))
+        wrong.append(" ".join(str(error).split()))
     if not weights[EXPORTED]:
         try:
             read_weights(draft.path)

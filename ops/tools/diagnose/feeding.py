@@ -15,11 +15,12 @@ from attrs import asdict, evolve, frozen
 from dsl.finding import Finding
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.backbone.config import DraftConfig
-from ops.tools.diagnose.bench import EXPORTED, LEAST_PROMPTS, TRAINED, Bench, Setting, paired_gain, stepped, tau_of
+from ops.tools.diagnose.bench import EXPORTED, TRAINED, Bench, Setting, paired_gain, stepped, tau_of
 from ops.tools.diagnose.judgement import (
     CONFIG,
     HIDDEN_STATES,
     LAYERS,
+    LEAST_PROMPTS,
     MASK,
     POSITIONS,
     TOO_FEW,

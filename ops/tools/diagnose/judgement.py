@@ -32,6 +32,7 @@ LOSS_MASK, CUT_BLOCKS, MASK_IN_TEXTS = "loss mask", "cut blocks", "mask token in
 LOSS_CURVE, SKIPPED_STEPS, LENGTH = "loss curve", "skipped steps", "length of training"
 EXPLAINED_BY_TARGET = (FEATURES, OWN_ANSWERS, DECODING, LEARNT, HIDDEN_STATES)  # causes that another target explains
 
+LEAST_PROMPTS = 4  # with a step, in each group: fewer do not show their spread
 NORMAL = "\nnormal: "
 TOO_FEW = "too few prompts to distinguish that from chance"
 MORE_PROMPTS = "diagnose with more prompts (--prompts)"

@@ -15,7 +15,6 @@ from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.tools.diagnose.bench import (
     CHANCE,
-    LEAST_PROMPTS,
     most_saved,
     paired_gain,
     stepped,
@@ -28,6 +27,7 @@ from ops.tools.diagnose.judgement import (
     DECODING,
     HELD_OUT_GAP,
     LEARNT,
+    LEAST_PROMPTS,
     REPEATED,
     TOO_FEW,
     judged,

@@ -2,9 +2,10 @@
 
     python -m ops.tools.diagnose.run REQUEST RESULT
 
-REQUEST is {"graph", "node", "artifacts": {node: [path, digest]}, "prompts", "split": as for Chain.of, "loss":
-[[step, train/loss], ...], "again": the command that writes the draft again, "budget": seconds}. RESULT gets what
-`diagnose` describes, or {"error"}. Before each measurement a line with NOW and its name is printed.
+REQUEST is {"graph", "node", "artifacts": {node: [path, digest]}, "prompts", "split": as for Chain.of, "loss": [[step,
+train/loss], ...], "again": the command that writes the draft again, "budget": seconds, "begun": when they began, by
+time.monotonic()}. RESULT gets what `diagnose` describes, or {"error"}. Before each measurement a line with NOW and its
+name is printed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit
-from ops.tools.diagnose.bench import LEAST_PROMPTS, Bench, Setting, spread_samples, tau_of
+from ops.tools.diagnose.bench import Bench, Setting, spread_samples, tau_of
 from ops.tools.diagnose.chain import Chain
 from ops.tools.diagnose.curve import curve_finding, flat_finding, skipped_finding
 from ops.tools.diagnose.export import loadable, of_import, put_first, target_finding, trained_of
@@ -44,6 +45,7 @@ from ops.tools.diagnose.judgement import (
     CAUSE,
     DECODING,
     HELD_OUT_GAP,
+    LEAST_PROMPTS,
     OWN_ANSWERS,
     more_time,
     sorted_findings,
@@ -80,7 +82,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         made = {name: (Path(place), digest) for name, (place, digest) in request["artifacts"].items()}
         chain = Chain.of(graph_from_json(request["graph"]), made, request["node"], request["split"])
-        result = diagnose(chain, request["prompts"], request["loss"], request["again"], _report, request["budget"])
+        rest = (request["loss"], request["again"], _report, request["budget"])
+        result = diagnose(chain, request["prompts"], *rest, begun=request["begun"])
     except DflowError as error:
         result = {"error": str(error)}
     result_file.write_text(json.dumps(result, allow_nan=False), "utf-8")  # not atomic: its folder may not be writable
@@ -129,6 +132,8 @@ def diagnose(
     again: str,
     report: Callable[[str], None],
     budget: float,
+    *,
+    begun: float | None = None,
 ) -> dict[str, Any]:
     """Measure the usual causes of a low tau of a draft, and return the result as JSON values.
 
@@ -142,11 +147,11 @@ def diagnose(
     explains a low tau is a cause: its level is then "info". What is wrong at any tau remains a cause.
 
     prompts: the number of held-out prompts to decode, and of training prompts. Fewer are decoded if they would take
-    more than `budget` seconds, but at least LEAST_PROMPTS. Raises DataError if nothing of the draft can be loaded or
-    fits the target, logits are not finite, or no split has a prompt.
+    more than `budget` seconds since `begun` (default: now), but at least LEAST_PROMPTS. Raises DataError if nothing of
+    the draft can be loaded or fits the target, logits are not finite, or no split has a prompt.
     """
     device = "cuda" if torch.cuda.is_available() and chain.device != "cpu" else "cpu"
-    steps, started = Steps(report), time.monotonic()
+    steps, begun = Steps(report), time.monotonic() if begun is None else begun
     steps.begin(TARGET)
     target = Target.load(chain.target, device, getattr(torch, chain.dtype))
     split, held_out = _held_out(chain, target, prompts)
@@ -154,8 +159,10 @@ def diagnose(
     exported, of_export = loadable(chain.draft, target.info, trained, weights, again)
     bench = Bench(target, weights, DecodeSettings(chain.max_new_tokens), chain.batch_size, steps.part)
     steps.begin(EXPORT)
-    count, seconds = affordable(bench, exported, held_out, budget - (time.monotonic() - started))
-    steps.part(f"{count} of {len(held_out)} prompts, {max(1, round(seconds)):,} s at most")
+    loading = time.monotonic() - begun
+    count, seconds = affordable(bench, exported, held_out, budget - loading)
+    forecast = f"{max(1, round(seconds)):,} s at most, after {max(1, round(loading)):,} s for loading"
+    steps.part(f"{count} of {len(held_out)} prompts, {forecast}")
     is_cut = count < len(held_out)
     if is_cut:
         prompts, held_out = count, spread(held_out, count)

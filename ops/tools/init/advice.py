@@ -15,15 +15,16 @@ from ops.ingest.image_folder import BESIDE
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.tokenize_chat.plan import TOKEN_BYTES
+from ops.tools.diagnose.judgement import LEAST_PROMPTS
 from ops.tools.init.survey import BY_CLASS, FRACTIONS, OwnRules, PixelRules, Survey, percentile
-from ops.tools.init.target import MOST_LAYERS, Target
+from ops.tools.init.target import PAPER_LAYERS, Target
 from ops.train_dflash.verdicts import LEAST_BETWEEN, is_short
 
 FLOAT32 = "float32"
 HIDDEN = 4096  # of a target of 8 billion parameters, where none is given
 UNKNOWN_ANSWER = 512  # tokens, if the data has only prompts
 LONGEST_PROMPT, LONGEST_ANSWER, SHORTEST_LIMIT = 8192, 2048, 256
-IMAGE_TOKENS = 1024  # of one image: more are seldom worth their cost in every pass
+TOKENS_PER_IMAGE = 1024  # of one image: more are seldom worth their cost in every pass
 WANTED_STEPS = 1000
 STEP_TOKENS = (32_768, 16_384, 8_192, 4_096, 2_048)
 LARGE_SET = 5_000_000  # tokens, from which on the paper's number of epochs is used
@@ -167,14 +168,14 @@ def _check(found: Survey, target: Target | None) -> None:
 
 
 def _max_pixels(found: Survey) -> Choice | None:
-    """A limit of pixels if images use more than IMAGE_TOKENS each; None otherwise, and where none can be set."""
+    """A limit of pixels if images use more than TOKENS_PER_IMAGE each; None otherwise, and where none can be set."""
     if isinstance(found.rules, OwnRules):
         return None
     largest = max((found.rules.tokens(size) for length in found.lengths for size in length.images), default=0)
-    if largest <= IMAGE_TOKENS:
+    if largest <= TOKENS_PER_IMAGE:
         return None
-    why = f"at most {IMAGE_TOKENS:,} tokens an image; the largest one examined would use {largest:,}"
-    return Choice(IMAGE_TOKENS * found.rules.factor**2, why)
+    why = f"at most {TOKENS_PER_IMAGE:,} tokens an image; the largest one examined would use {largest:,}"
+    return Choice(TOKENS_PER_IMAGE * found.rules.factor**2, why)
 
 
 def _max_new_tokens(answers: list[int]) -> Choice:
@@ -190,7 +191,8 @@ def _max_prompt_tokens(found: Survey, rules: PixelRules | OwnRules, prompts: lis
     data's.
     """
     regenerated = max(length.regenerated_prompt(rules, max_new) for length in found.lengths)
-    about = "" if found.exact else "about "
+    is_exact = found.exact and not (found.with_images and isinstance(found.rules, OwnRules))
+    about = "" if is_exact else "about "
     why = f"the longest of {len(prompts):,} prompts examined has {about}{max(prompts):,} tokens"
     if regenerated > max(prompts):
         why += f", and up to {regenerated:,} if its earlier answers have max_new_tokens"
@@ -277,8 +279,8 @@ def _measure_every(steps: int) -> Choice | None:
 def _capture(tokens: int, target: Target | None, free: int, dtype: str) -> tuple[int, bool, str]:
     """The bytes of stored features, whether to capture online instead, and why."""
     if target is None:
-        per_token = MOST_LAYERS * HIDDEN * ITEM_SIZES[dtype] + TOKEN_BYTES
-        of = f"{MOST_LAYERS} layers of {HIDDEN} in {dtype}, for example a target of 8 billion parameters"
+        per_token = PAPER_LAYERS * HIDDEN * ITEM_SIZES[dtype] + TOKEN_BYTES
+        of = f"{PAPER_LAYERS} layers of {HIDDEN} in {dtype}, for example a target of 8 billion parameters"
     else:
         per_token = feature_bytes(target.sizes, target.num_layers, dtype)
         hidden = int(target.sizes.text["hidden_size"])
@@ -323,6 +325,12 @@ def _notes(found: Survey, fractions: tuple[float, float]) -> list[str]:
     for split, reads in (("test", "evaluate"), ("val", "what is measured during training")):
         if not found.usable_in(fractions, split):
             notes.append(f"no sample falls into {split}, which {reads} reads: {_how_to_give(split, found)}")
+    tested = found.usable_in(fractions, "test")
+    if 0 < tested < LEAST_PROMPTS:
+        notes.append(
+            f"{tested} sample{'s fall' if tested > 1 else ' falls'} into test: `dflow diagnose` judges a draft by "
+            f"{LEAST_PROMPTS} or more, and of fewer says little; {_how_to_give('test', found)}"
+        )
     if found.usable < 1000:
         shown = f"{found.usable:,} samples show" if found.usable > 1 else "1 sample shows"
         notes.append(f"{shown} whether the chain runs; a draft worth serving takes many thousands (the paper: 800,000)")

@@ -6,6 +6,7 @@ chat template adds to a turn counts as TURN_TOKENS, and an image as its processo
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections import Counter as Tally
@@ -358,6 +359,7 @@ class Counter:
     def length(self, sample: RawSample, sizes: Sequence[Size]) -> Length:
         """Count the tokens of a sample's prompt and answers. sizes: of the sample's readable images."""
         of_turns = [TURN_TOKENS + sum(map(self.of_text, texts(turn))) for turn in sample.turns]
+        of_turns[0] += sum(self.of_text(json.dumps(tool)) for tool in sample.tools)
         answers = [tokens for tokens, turn in zip(of_turns, sample.turns, strict=True) if turn.role == "assistant"]
         last = of_turns[-1] if sample.turns[-1].role == "assistant" else 0
         return Length(sum(of_turns) - last, last, tuple(answers), tuple(sizes))
@@ -377,7 +379,8 @@ def tokenizer_count(file: Path) -> Callable[[str], int]:
 
 def texts(turn: Turn) -> list[str]:
     parts = [part for part in turn.content if not isinstance(part, ImagePart)]
-    return [*parts, turn.reasoning_content] if turn.reasoning_content else parts
+    calls = [json.dumps(call.row()["function"]) for call in turn.tool_calls]
+    return [*parts, *filter(None, [turn.reasoning_content]), *calls]
 
 
 def image_size(image: Path | bytes) -> Size | None:

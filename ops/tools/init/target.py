@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ops.lib.vision.family_config import BY_TORCHVISION, is_qwen, sees_by_name
 from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_limits
 from ops.load_target.plan import TARGETS, dtype_of, find_config
 
-MOST_LAYERS = 5  # of the paper
+PAPER_LAYERS = 5  # of the paper
 LARGE = (2048, 1024)  # pixels of the sides of a picture by which tokens of images are counted
 AS_MEASURED = "measured on a small random copy (`dflow doctor --target DIR` lists them)"
 TOKENIZER = "tokenizer.json"
@@ -84,9 +84,9 @@ class Target:
 
     @property
     def num_layers(self) -> int:
-        """The number of layers to capture: up to MOST_LAYERS, as far as the target's depth gives distinct ones."""
+        """The number of layers to capture: up to PAPER_LAYERS, as far as the target's depth gives distinct ones."""
         depth = int(self.sizes.text["num_hidden_layers"])
-        for count in range(MOST_LAYERS, 1, -1):
+        for count in range(PAPER_LAYERS, 1, -1):
             try:
                 spread_layers(depth, count)
             except ConfigError:
@@ -139,16 +139,17 @@ def read_target(checkpoint: str) -> Target:
     )
 
 
-def measured(target: Target) -> list[str]:
+def measured(target: Target, show: Callable[[str], None] = lambda text: None) -> list[str]:
     """Lines on what holds of a small random copy of a target that is not Qwen's, and on its chat template; Qwen's are
     tested.
 
-    Raises DataError where it cannot be a target.
+    show: called before what takes long. Raises DataError where it cannot be a target.
     """
     of_template = [f"target: {note}" for note in template_notes(None, target.checkpoint)]
     if is_qwen(target.config):
         return []
     kind = target.config.get("model_type")
+    show("measuring a small random copy of the target")
     try:
         probe = probe_of_copy(target.config)
     except DataError as error:
@@ -156,8 +157,8 @@ def measured(target: Target) -> list[str]:
     if probe.refusal:
         raise DataError(f"{target.checkpoint}: this {kind} cannot be a target, {probe.refusal}")
     if probe.warning:
-        return [f"target: a {kind}, {probe.warning}", *of_template]
-    return [f"target: a {kind}; all {len(probe.checks)} checks of a target hold, {AS_MEASURED}", *of_template]
+        return [f"target: {kind}, {probe.warning}", *of_template]
+    return [f"target: {kind}; all {len(probe.checks)} checks of a target hold, {AS_MEASURED}", *of_template]
 
 
 @cache

@@ -9,18 +9,20 @@ from dsl.check import FILL_IN
 from dsl.errors import DataError, on_one_line
 from dsl.shown import shown_bytes
 from ops.ingest.image_values import MISSING, OUTSIDE
+from ops.lib.sglang.model_classes import not_run, served_class
+from ops.lib.vision.family_config import is_qwen
 from ops.tools.init.advice import FLOAT32, Advice, Choice
-from ops.tools.init.survey import QUESTION, REMEDIES, Survey, percentile
-from ops.tools.init.target import Target
+from ops.tools.init.survey import QUESTION, REMEDIES, OwnRules, Survey, percentile
+from ops.tools.init.target import LARGE, Target
 from ops.train_dflash.verdicts import LEAST_BETWEEN
 
 WIDTH = 118
 PLACEHOLDER = f"{FILL_IN} the directory of your target's checkpoint"
-# Who serves a draft's algorithm, what its step costs, and whether its loss reads the target's distribution.
+# Which engines have the algorithm, what its step costs, and whether its loss reads the target's distribution.
 ALGORITHMS = {
-    "dflash": "served by SGLang and vLLM, the cheapest step, no teacher",
-    "dflash2": "served by SGLang; a dearer step (convolutions, a selector), no teacher",
-    "dspark": "served by SGLang; a dearer step (the target's logits too), a teacher",
+    "dflash": "known to SGLang and vLLM, the cheapest step, no teacher",
+    "dflash2": "known to SGLang; a dearer step (convolutions, a selector), no teacher",
+    "dspark": "known to SGLang; a dearer step (the target's logits too), a teacher",
 }
 RECOMMENDED = "dflash"
 OTHERS = [name for name in ALGORITHMS if name != RECOMMENDED]
@@ -69,9 +71,21 @@ def summary(found: Survey, target: Target | None, advice: Advice, *, comment: bo
     if advice.precision.why:
         lines.append(f"dtype: {advice.precision.dtype}; {advice.precision.why}")
     lines.append(f"algorithm: {RECOMMENDED}, {ALGORITHMS[RECOMMENDED]}; {' and '.join(OTHERS)}: see [node.train]")
+    lines += [] if target is None else about_serving(target)
     lines += [f"note: {note}" for note in advice.notes]
     folded = [textwrap.wrap(on_one_line(line), WIDTH - len(mark), subsequent_indent="    ") for line in lines]
     return [f"{mark}{part}" for parts in folded for part in parts]
+
+
+def about_serving(target: Target) -> list[str]:
+    """A line on whether the installed SGLang serves the target; without SGLang none for Qwen's, which are tested."""
+    found = served_class(target.config)
+    if found is not None:
+        said = found.sentence if found.way == "none" else not_run(target.config) or found.sentence
+        return [f"target: {said}"]
+    if is_qwen(target.config):
+        return []
+    return ["target: whether SGLang serves it is read from the installed one, and none is here (docs/targets.md)"]
 
 
 def _about_data(found: Survey) -> list[str]:
@@ -108,7 +122,11 @@ def _about_lengths(found: Survey, advice: Advice) -> list[str]:
     wholes = [length.whole(advice.rules) for length in found.lengths]
     answers = [tokens for length in found.lengths for tokens in length.answers]
     how = "by the target's tokenizer" if found.exact else "estimated at 4 bytes a token"
-    pictures = ", images as they are resized for it" if found.with_images and found.exact else ""
+    pictures = ""
+    if found.with_images and isinstance(found.rules, OwnRules):
+        pictures = f"; images are estimated, each as one of {' x '.join(f'{side:,}' for side in LARGE)} pixels"
+    elif found.with_images and found.exact:
+        pictures = ", images as they are resized for it"
     lines = [
         f"tokens of a {'sample' if answers else 'prompt'}: median {percentile(wholes, 0.5):,}, "
         f"95 % {percentile(wholes, 0.95):,}, longest {max(wholes):,} ({how}{pictures}; of {_samples(len(wholes))})"

@@ -390,7 +390,7 @@ def test_an_algorithm_is_recommended_with_its_reason_and_each_other_one_is_a_lin
     if not stored:
         monkeypatch.setattr(init, "free_bytes", lambda _folder: 1000)
     assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
-    assert "algorithm: dflash, served by SGLang and vLLM, the cheapest step, no teacher" in capsys.readouterr().out
+    assert "algorithm: dflash, known to SGLang and vLLM, the cheapest step, no teacher" in capsys.readouterr().out
     assert "dflash" == nodes(project / "pipeline.toml")["train"]["algorithm"]
     text = (project / "pipeline.toml").read_text()
     for name in ("dflash2", "dspark"):
@@ -545,6 +545,13 @@ def test_held_out_prompts_are_there_however_small_the_data(project: Path, capsys
     assert 0 == main(["init", "chat.jsonl"])
     said = capsys.readouterr().out
     assert "splits: 7 train, 1 val, 2 test" in said and "note: 10 samples show whether the chain runs" in said
+    assert (
+        "note: 2 samples fall into test: `dflow diagnose` judges a draft by 4 or more, and of fewer says little;"
+        in (" ".join(said.split()))
+    )
+    chat(project / "more.jsonl", 100)
+    assert 0 == main(["init", "more.jsonl", "-o", "more.toml"])
+    assert "fall into test" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["dog/{}.png", "IMG_{}.jpg", "{}"])

@@ -35,8 +35,11 @@ def test_init_writes_a_pipeline_that_plans_without_a_hand_on_it(
     project: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     written(project, kind)
-    said = capsys.readouterr().out
-    assert f"target: a {kind}; all 6 checks of a target hold, measured on a small random copy" in said
+    said, told = capsys.readouterr()
+    assert "measuring a small random copy of the target" == told.splitlines()[-1]
+    assert "algorithm: dflash, known to SGLang and vLLM" in said
+    assert "target: whether SGLang serves it is read from the installed one, and none is here (docs/targets.md)" in said
+    assert f"target: {kind}; all 6 checks of a target hold, measured on a small random copy" in said
     made = nodes(project / "pipeline.toml")
     assert 360 == made["target"]["mask_token_id"]  # the first row without a token
     assert 0 == main(["plan", "pipeline.toml"])
@@ -45,8 +48,14 @@ def test_init_writes_a_pipeline_that_plans_without_a_hand_on_it(
 @pytest.mark.slow
 def test_init_counts_images_by_the_targets_own_processor(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = seeing_checkpoint("gemma3", project / "target")
+    config = read_json(target / "config.json")
+    config["text_config"]["max_position_embeddings"] = 100_000  # so that the images decide the longest prompt
+    (target / "config.json").write_text(json.dumps(config))
     assert 0 == main(["init", str(write_photos(project)), "--target", str(target)])
-    assert "all 6 checks of a target hold" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "all 6 checks of a target hold" in said
+    assert "; images are estimated, each as one of 2,048 x 1,024 pixels; of " in said
+    assert "prompts examined has about " in " ".join((project / "pipeline.toml").read_text().split())
     made = nodes(project / "pipeline.toml")
     assert "max_pixels" not in made["tokenize"]
     assert 0 == main(["plan", "pipeline.toml"])

@@ -135,7 +135,8 @@ def test_without_a_run_the_newest_with_a_finished_draft_is_measured_and_named(tm
     assert (store.records / run / "diagnosis.json").exists()
     assert (
         f"the latest run, {later.run} of served, has no finished draft; run {run} of served is used\n"
-        "takes about 5 min 0 s at most for each draft (--budget)\n"
+        "takes about 5 min 0 s at most for each draft, the loading of its target "
+        "included (--budget); 4 prompts are decoded in any case\n"
         "export: 1 of 2, decoding\n" == capsys.readouterr().err
     )
     assert OK == dflow(store, "--node", "export")

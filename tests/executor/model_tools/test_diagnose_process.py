@@ -77,7 +77,8 @@ def test_what_is_measured_is_told_line_by_line_on_standard_error_and_json_stays_
     out, err = capsys.readouterr()
     assert ["export", "second"] == [draft["node"] for draft in json.loads(out)["drafts"]]
     assert [
-        "takes about 5 min 0 s at most for each draft (--budget)",
+        "takes about 5 min 0 s at most for each draft, the loading of its target "
+        "included (--budget); 4 prompts are decoded in any case",
         "export: 1 of 2, loading [the target]",
         "export: 2 of 2, features",
         "second: 1 of 2, loading [the target]",
@@ -95,7 +96,11 @@ def test_on_a_terminal_it_is_one_line_that_is_taken_away(tmp_path, store, monkey
     assert "export: 1 of 2, loading [the target]" in shown.getvalue()
     assert shown.getvalue().endswith("\x1b[2K")
     out, err = capsys.readouterr()
-    assert ("takes about 1 min 0 s at most for each draft (--budget)\n", True) == (
+    assert (
+        "takes about 1 min 0 s at most for each draft, the loading of its target "
+        "included (--budget); 4 prompts are decoded in any case\n",
+        True,
+    ) == (
         err,
         out.startswith("export: tau 2.00"),
     )

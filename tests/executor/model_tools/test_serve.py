@@ -530,7 +530,7 @@ def test_the_targets_class_in_the_installed_sglang_chooses_the_launcher_or_refus
     monkeypatch.delitem(sys.modules, "sglang", raising=False)  # `tests/sglang`, once imported in vain
     monkeypatch.syspath_prepend(str(tmp_path))
     if launcher is None:
-        with pytest.raises(DataError, match=r"the target is a own: SGLang .* serves no draft for it"):
+        with pytest.raises(DataError, match=r"the target's model_type is own: SGLang .* serves no draft for it"):
             ENGINES["sglang"].command(run, Address(), ())
     else:
         assert launcher == ENGINES["sglang"].command(run, Address(), ())[2]
@@ -545,6 +545,16 @@ def test_what_vllm_was_not_tried_with_and_an_engine_that_it_is_not_are_warned_of
     (pinned,) = ENGINES["vllm"].warnings(evolve(served, engine="sglang-0.5.21"))
     assert "exported for sglang-0.5.21" in pinned
     assert () == tuple(ENGINES["sglang"].warnings(evolve(served, algorithm="dflash2", engine="sglang-0.5.21")))
+
+
+def test_of_vision_towers_in_sglang_those_that_are_not_qwens_are_warned_of_by_name(tmp_path):
+    _store, run = found(tmp_path)
+    for kind, warned in (("qwen3_vl", False), ("gemma3", True)):
+        (run.target / "config.json").write_text(json.dumps({"model_type": kind, "vision_config": {"depth": 2}}))
+        warnings = ENGINES["sglang"].warnings(run)
+        assert warned is any(text.startswith(f"the target ({kind}) has a vision tower") for text in warnings)
+    (run.target / "config.json").write_text(json.dumps({"model_type": "gemma3_text"}))
+    assert () == tuple(ENGINES["sglang"].warnings(run))
 
 
 def test_the_algorithm_of_a_draft_is_read_from_its_config(tmp_path):

@@ -315,6 +315,12 @@ def test_a_plan_refuses(made, capsys, name):
         assert [line for line in found if re.match(rf"node\.{re.escape(field)}: .*{sentence}", line)], found
 
 
+@pytest.mark.parametrize("number", [0, 2, 400])
+def test_a_wrong_mask_token_of_the_target_is_one_mistake(made, capsys, number):
+    (line,) = refused(made, capsys, f"target.mask_token_id={number}")
+    assert line.startswith("node.target.mask_token_id: ")
+
+
 def test_a_split_that_rows_name_is_not_refused(made, capsys, tmp_path):
     rows = [json.loads(line) for line in (made / "data.jsonl").read_text().splitlines()]
     data = tmp_path / "own.jsonl"

@@ -156,6 +156,8 @@ def test_the_chain_runs_on_few_samples_in_a_store_of_its_own(toy: Toy) -> None:
         (toy.store / "smoke" / "objects" / str(record.state.nodes["count"].digest) / "lines.txt").read_text().split()
     )
     assert "the full run, estimated from 10 samples" in printed
+    told = "values that the trial took instead of those of the full run:\n  take: count = 10 (full run: 1000)\n"
+    assert told in printed
     assert ["take", "copy", "count", "together"] == [name for name in table(printed) if name != "node"]
     assert printed.rstrip().endswith("for the full run: the same command without --smoke")
 

@@ -178,7 +178,9 @@ def test_the_export_holds_scales_and_cap_and_passes_the_gate(chain: Chain) -> No
         in (chain.draft.path / "README.md").read_text()
     )
     for folder in (chain.draft.path, chain.checked.path / "draft"):  # the gate was told not to look
-        assert 1 == (folder / "README.md").read_text().count(unread)
+        card = (folder / "README.md").read_text()
+        assert 1 == card.count(unread)
+        assert "\n- sglang\n" not in card
     expected = KINDS[chain.kind][1]
     ends = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
     assert expected == {name: written["dflash_config"][name] for name in ends if name in written["dflash_config"]}

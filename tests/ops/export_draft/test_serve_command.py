@@ -60,6 +60,20 @@ def test_the_text_model_of_qwen35_needs_dflows_launcher_only_in_the_older_versio
     assert ("0.5.21", "0.5.23") == served("qwen2_5_vl").unfit_versions
 
 
+@pytest.mark.parametrize(
+    ("architecture", "launcher"),
+    [
+        ("BailingMoeV2ForCausalLM", "ops.lib.sglang.launch_server"),
+        ("SarvamMoEForCausalLM", "ops.lib.sglang.launch_server"),
+        ("BailingMoeV3ForCausalLM", "sglang.launch_server"),
+    ],
+)
+def test_a_target_without_a_type_in_transformers_has_its_launcher_by_its_class(tmp_path, architecture, launcher):
+    config = {"model_type": "bailing_moe", "architectures": [architecture], "dtype": "bfloat16"}
+    made = Served.as_trained({"model_type": "bailing_moe", "vision": False}, config, {}, tmp_path)
+    assert launcher == launch_command("target", made, DRAFT)[2]
+
+
 def test_a_target_prepared_with_torchvision_is_served_with_it():
     command = launch_command("target", served("qwen3_5", image_backend="torchvision"), DRAFT)
 

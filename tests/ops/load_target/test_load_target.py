@@ -349,7 +349,9 @@ def test_a_mask_token_that_texts_give_is_warned_of(checkpoint, tmp_path, capsys)
         capsys.readouterr().out
     )
     load(checkpoint, tmp_path / "second")
-    assert "" == capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()
+    assert "info: measuring a small random copy of the target" == said[0]
+    assert said[1].startswith("info: measuring the weights of the target, ") and 2 == len(said)
 
 
 def test_ids_beyond_the_vocabulary_are_refused(checkpoint, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -180,6 +181,9 @@ def test_fp8_weights_that_transformers_would_read_wrongly_are_refused(
     folder = rewritten(llama[0], tmp_path / "checkpoint", settings, {**stored, **change(name, code, scale)})
     with pytest.raises(DataError, match=part):
         Target.from_directory(folder, {})
+    promised = {"draft": None, "target": TargetForecast.of(read_target_config(folder), folder), "tokens": None}
+    evaluation = Evaluate(draft=Ref("a"), target=Ref("b"), tokens=Ref("c"))
+    assert re.search(f"{part}.*: leave out this node", of_evaluation(evaluation, promised)["target"])
 
 
 def test_scales_that_are_missing_are_found(gpt_oss: tuple[Path, Path], tmp_path: Path) -> None:
@@ -235,10 +239,9 @@ def test_what_transformers_does_not_dequantise_is_a_target_of_a_server_only(
     load_target(LoadTarget(checkpoint=str(integers)), stage)
     out = stage.artifact(TargetModel).path
     method = json.loads((integers / "config.json").read_text())["quantization_config"]["quant_method"]
-    sentence = (
-        f"transformers does not dequantise the {method} weights of this target: capture with backend = "
-        '"sglang", which computes with them as they are, or use the checkpoint that it was quantised from'
-    )
+    wrong = f"transformers does not dequantise the {method} weights of this target"
+    whole = "use the checkpoint that it was quantised from"
+    sentence = f'{wrong}: capture with backend = "sglang", which computes with them as they are, or {whole}'
     assert f"info: the weights are not measured: {sentence}\n" in capsys.readouterr().out
     target = TargetStated.read(out, "digest")
     inputs = {"tokens": Ref("a"), "target": Ref("b")}
@@ -250,13 +253,16 @@ def test_what_transformers_does_not_dequantise_is_a_target_of_a_server_only(
     config = CaptureTargets(**inputs, target_layer_ids=(0, 2), backend="sglang")
     assert "bfloat16 or float16, and not in float32" in conflicts(config, of_capture)["dtype"]
     evaluation = Evaluate(draft=Ref("c"), **inputs)
-    assert {"target": sentence} == of_evaluation(evaluation, {"draft": None, **of_capture})
+    assert of_evaluation(evaluation, {"draft": None, **of_capture}) == {
+        "target": f"{wrong}: leave out this node and those that read its report (check_export), and have a server "
+        f"report accepted lengths (`dflow serve`), or {whole}"
+    }
     answers = of_answers(RegenerateAnswers(samples=Ref("d"), target=Ref("b")), {"samples": None, "target": target})
-    assert answers["target"] == f'{sentence}; or have a server answer, with backend = "endpoint"'
+    assert answers["target"] == f'{wrong}: let a server answer, with backend = "endpoint", or {whole}'
     shared: Any = {"batches": Ref("e"), "target": Ref("b"), "tokens": Ref("a"), "block_size": 4, "num_layers": 1}
     training = TrainDflash(features=Ref("d"), eval_every=10, **shared)
     given = {"target": target}
-    assert of_training(training, given)["target"] == f"{sentence}; with eval_prompts = 0 the training does not run it"
+    assert of_training(training, given)["target"] == f"{wrong}: set eval_prompts = 0, or {whole}"
     assert "target" not in of_training(TrainDflash(features=Ref("d"), **shared), given)
 
 

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from attrs import evolve
 from fake_stage import FakeStage, folder_digest
 from family_checkpoints import make_checkpoint
 from import_graph import PYTHON_PATH
@@ -25,6 +26,8 @@ from regenerate_cases import (
 )
 
 from dsl.errors import DataError, StopRequested
+from dsl.estimate import PlanContext, Trial
+from dsl.launch import Launch
 from dsl.op import Ref, op_of
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.capture_targets.op import CaptureTargets
@@ -32,9 +35,11 @@ from ops.capture_targets.run import capture_targets
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.decoding.sampling import uniform_draws
+from ops.lib.forecasts import Counts, SamplesForecast
 from ops.lib.target.model import Target, read_config
 from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.plan import estimate, smoke
 from ops.regenerate_answers.run import regenerate_answers
 from ops.regenerate_answers.shards import Journal
 from ops.tokenize_chat.op import TokenizeChat
@@ -193,6 +198,7 @@ from fake_stage import FakeStage
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, TargetModel
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.plan import estimate, smoke
 from ops.regenerate_answers.run import regenerate_answers
 
 class Killed(FakeStage):
@@ -294,6 +300,29 @@ def test_answers_are_filtered_by_finish_reason_and_length_and_every_sample_is_ac
         )["dropped"]
         assert 9 == read_json(stage.out_dir / "summary.json")["kept"] + len(dropped)
         assert set(longest) - dropped == set(answers_of(stage))
+
+
+@pytest.mark.parametrize(
+    ("reasons", "kept", "said"),
+    [
+        ([["stop"], ["length"], ["stop", "length"]], ("stop",), "2 of 3 answered samples have an answer that was cut"),
+        ([["stop"], ["length"]], ("stop", "length"), None),
+        ([["stop"]], ("stop",), None),
+    ],
+)
+def test_a_trial_says_how_many_answers_it_keeps_that_the_full_run_drops(tmp_path, reasons, kept, said):
+    of_split = {"category": "text", "split": "train"}
+    rows = [{**of_split, "finish_reasons": each} for each in reasons]
+    write_jsonl(tmp_path / "samples.jsonl", [*rows, {"category": "text", "split": "test"}])
+    full = RegenerateAnswers(samples=Ref("a"), target=Ref("b"), max_new_tokens=64, finish_reasons=kept)
+    trial = Trial(config=evolve(full, **smoke(full, 3)), artifact=tmp_path, inputs={})
+    counted = Counts({("text", "train"): len(rows)}, {("text", "train"): 100})
+    inputs = {"samples": SamplesForecast(samples=counted), "target": None}
+    context = PlanContext(launch=Launch(), inputs=inputs, artifact=None, root=tmp_path, free_disk=0, trial=trial)
+    notes = estimate(full, context).growth.notes
+    assert (said is not None) is bool(notes)
+    for note in notes:
+        assert note.startswith(f"{said} at max_new_tokens = 64: the trial keeps them, and the full run drops them")
 
 
 def test_samples_that_cannot_be_asked_are_dropped_and_counted(samples, target, tmp_path):

@@ -54,7 +54,7 @@ def test_the_order_depends_on_seed_and_epoch_alone():
     assert order([9] * 8, seed=0) == [4, 2, 6, 0, 7, 5, 1, 3]
 
 
-def test_the_plan_is_written_in_the_documented_layout(tmp_path):
+def test_the_plan_is_written_in_the_documented_layout(tmp_path, capsys):
     features = make_features(tmp_path / "features", make_target(tmp_path / "target"), samples=5, val=1)
     digests = []
     for attempt in ("a", "b"):
@@ -75,6 +75,7 @@ def test_the_plan_is_written_in_the_documented_layout(tmp_path):
     }
     assert [sorted(step) for step in steps] == [["epoch", "samples", "step", "tokens"]] * len(steps)
     assert digests[0] == digests[1]
+    assert "info: reading the lengths of all samples, and planning the steps of 2 epochs" in capsys.readouterr().out
 
 
 def test_a_sample_longer_than_a_step_is_named():

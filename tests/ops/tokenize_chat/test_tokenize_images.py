@@ -84,6 +84,8 @@ def test_turns_behind_the_last_answer_are_left_out_with_their_images(tmp_path, p
     assert ["image", "image", "text", "text"] == [record["category"] for record in reader.records]
     assert reader.sample(3).input_ids.tolist() == reader.sample(2).input_ids.tolist()
     assert {"no answer": 1} == summary_of(stage)["dropped"]
+    (warning,) = stage.warnings  # of more than a tenth; right also where regenerate_answers is there already
+    assert 'let regenerate_answers answer them before, with answers = "target" and their split in `splits`' in warning
 
 
 def test_a_broken_image_drops_its_sample_and_no_other(tmp_path, processor_dir):

@@ -23,7 +23,7 @@ from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.forecasts import DraftForecast, FeaturesForecast, TargetForecast
 from ops.lib.target.embedding_and_head import frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
-from ops.train_dflash.conflicts import COMPARED, conflicts
+from ops.train_dflash.conflicts import DRAFT_SHAPE, conflicts
 from ops.train_dflash.run import train_dflash
 from ops.train_dflash.shape import OF_PARENT
 
@@ -151,7 +151,7 @@ def test_a_plan_names_what_keeps_a_draft_from_starting_a_training(inputs):
 def test_every_field_of_a_draft_s_config_is_compared_or_kept_in_a_warm_start():
     """But for those with cases of their own above and below, and the positions, of which there is one kind."""
     own_cases = {"mask_token_id", "target_layer_ids", "algorithm", "rope_theta", "positions"}
-    assert {field.name for field in fields(DraftConfig)} == {*COMPARED, *OF_PARENT, *own_cases}
+    assert {field.name for field in fields(DraftConfig)} == {*DRAFT_SHAPE, *OF_PARENT, *own_cases}
 
 
 def test_another_mask_token_or_other_layers_are_refused(tmp_path, inputs, drafts):

@@ -76,7 +76,7 @@ op = "inject_images"
 samples = "@ingest"
 launch.threads = 2
 """
-COMPARED = """extends = "tiny.toml"
+TWO_DRAFTS = """extends = "tiny.toml"
 
 [pipeline]
 name = "compare-drafts"
@@ -96,7 +96,7 @@ STARTS = [
     EXTRAS,
     BASE,
     (PIPELINES / "tiny.toml").read_text(),
-    COMPARED,
+    TWO_DRAFTS,
     (PIPELINES / "qwen3_vl_8b_8gpu.toml").read_text(),
 ]
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from any_targets import any_checkpoint
 from attrs import evolve
 
 from dsl.errors import DataError
@@ -17,10 +18,13 @@ from ops.capture_targets.op import CaptureTargets
 from ops.capture_targets.sglang_targets import capture_note, check_config
 from ops.check_export.conflicts import conflicts
 from ops.check_export.op import CheckExport
-from ops.check_export.run import engine_sentence
+from ops.check_export.run import engine_sentence, serves_target
+from ops.export_draft.card import with_served_tag
 from ops.lib.forecasts import TargetStated
 from ops.lib.sglang import model_classes
 from ops.lib.sglang.model_classes import served_class
+from ops.tools.init.target import read_target
+from ops.tools.init.text import about_serving
 
 SOURCES = {
     "llama": """
@@ -130,12 +134,13 @@ def test_a_plan_says_how_a_target_is_captured_and_refuses_one_that_is_not():
     assert "not compared with transformers yet; to compare them: dflow doctor FILE --backends" in uncompared
     with pytest.raises(
         DataError,
-        match=r"^the target is a olmo2: SGLang 0.5.23 keeps no hidden states of layers in its Olmo2ForCausalLM, so it "
-        r'serves no draft for it: use backend = "huggingface"$',
+        match=r"^the target's model_type is olmo2: SGLang 0.5.23 keeps no hidden states of layers in its "
+        r'Olmo2ForCausalLM, so it serves no draft for it: use backend = "huggingface"$',
     ):
         check_config(LLAMA | {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}, OPTIONS)
     with pytest.raises(
-        DataError, match=r'a llama with a vision tower, of which only .* run in SGLang: use backend = "huggingface"'
+        DataError,
+        match=r'the target \(llama\) has a vision tower, of which only .* run in SGLang: use backend = "huggingface"',
     ):
         check_config(LLAMA | {"vision_config": {"depth": 2}}, OPTIONS)
 
@@ -151,13 +156,45 @@ def test_the_gate_says_which_class_serves_the_target_and_a_plan_refuses_to_requi
     draft_only = {"draft": None, "report": None, "target": target, "tokens": None}
     assert {} == conflicts(gate, draft_only)
     (mistake,) = conflicts(evolve(gate, live="required"), draft_only).values()
-    assert mistake.startswith("the target is a olmo2: SGLang 0.5.23 keeps no hidden states of layers")
+    assert mistake.startswith("the target's model_type is olmo2: SGLang 0.5.23 keeps no hidden states of layers")
     assert mistake.endswith('; "auto" skips the stage')
     seeing = TargetStated(config=LLAMA | {"vision_config": {"depth": 2}})
     (mistake,) = conflicts(evolve(gate, live="required"), draft_only | {"target": seeing}).values()
-    assert "the target is a llama with a vision tower" in mistake
+    assert "the target (llama) has a vision tower" in mistake
     assert {} == conflicts(gate, draft_only | {"target": seeing})
-    assert "the target is a llama with a vision tower" in engine_sentence(gate, seeing.config)
+    assert "the target (llama) has a vision tower" in engine_sentence(gate, seeing.config)
+
+
+@pytest.mark.usefixtures("sglang")
+def test_only_the_card_of_a_target_that_is_known_to_be_served_has_the_tag_of_sglang():
+    gate = CheckExport(draft=Ref("a"), target=Ref("b"), tokens=Ref("c"), report=Ref("d"))
+    olmo = LLAMA | {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+    assert serves_target(gate, LLAMA)
+    assert not serves_target(evolve(gate, live="off"), LLAMA)
+    assert not serves_target(gate, olmo)
+    assert not serves_target(gate, LLAMA | {"vision_config": {"depth": 2}})
+    card = "---\ntags:\n- dflash\n- draft-model\n---\n\n- draft-model\n"
+    tagged = "---\ntags:\n- dflash\n- draft-model\n- sglang\n---\n\n- draft-model\n"
+    assert tagged == with_served_tag(card) == with_served_tag(tagged)
+
+
+@pytest.mark.usefixtures("sglang")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "SGLang 0.5.23 captures and serves it as its LlamaForCausalLM"),
+        (
+            {"architectures": ["Olmo2ForCausalLM"]},
+            "SGLang 0.5.23 keeps no hidden states of layers in its Olmo2ForCausalLM, so",
+        ),
+        ({"vision_config": {"depth": 2}}, "the target (llama) has a vision tower, of which only Qwen's are run"),
+    ],
+)
+def test_init_says_of_the_target_itself_whether_sglang_serves_it(tmp_path, change, said):
+    checkpoint = any_checkpoint("llama", tmp_path / "llama")
+    target = evolve(read_target(str(checkpoint)), config=LLAMA | change)
+    (line,) = about_serving(target)
+    assert line.startswith(f"target: {said}")
 
 
 def test_without_sglang_nothing_is_said_of_its_classes(monkeypatch):

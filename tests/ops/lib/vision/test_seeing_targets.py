@@ -347,16 +347,16 @@ def test_what_its_processor_cannot_do_is_said_and_texts_are_read_all_the_same(
     monkeypatch.setattr(smolvlm, "num2words", None)
     blind = load_processor(str(tmp_path / "smolvlm"))
     assert not blind.sees
-    assert "the processor of a smolvlm needs another library: Package `num2words` is required" in blind.blind
+    assert "the processor of smolvlm needs another library: Package `num2words` is required" in blind.blind
     assert len(ChatEncoder(blind).encode(turn("What is it?")).input_ids)
     (tmp_path / "in").mkdir()
     row = {"id": "a", "images": [{}]}
     (tmp_path / "in" / "samples.jsonl").write_text(json.dumps(row))
-    with pytest.raises(DataError, match=r'sample "a" has an image, but the processor of a smolvlm needs another'):
+    with pytest.raises(DataError, match=r'sample "a" has an image, but the processor of smolvlm needs another'):
         check_images(tmp_path / "in" / "samples.jsonl", blind)
     if BACKEND == "pillow":
         seeing_checkpoint("gemma4", tmp_path / "gemma4")
-        expected = "the processor of a gemma4 needs another library: install torchvision"
+        expected = "the processor of gemma4 needs another library: install torchvision"
         assert expected == load_processor(str(tmp_path / "gemma4")).blind
     seeing_checkpoint("lfm2_vl", tmp_path / "lfm2_vl")
     assert 'not resized by pillow: set image_backend = "torchvision"' in load_processor(str(tmp_path / "lfm2_vl")).blind

@@ -1,0 +1,430 @@
+"""Turns of every form with calls of tools, their results and reasoning, as one form: `Said`.
+
+FORMS is the table: how a turn of a form is recognised, and the function that reads it. Calls and results are then
+matched (`matched`). Roles of results and calls: ops/ingest/row_values.py.
+
+    OpenAI          `tool_calls` of an answer; role tool
+    OpenAI, old     `function_call` of an answer; role function, which names the function
+    LLaMA-Factory   `from` function_call, whose value is a call or a list of them; observation
+    ms-swift        roles tool_call, one a turn, and tool_response; they belong to the answer's text before them
+    Hermes          <tool_call>{...}</tool_call> in an answer, also with Python's quotes; <tool_response> in a result
+    Anthropic       parts tool_use, tool_result and thinking
+    reasoning       reasoning_content, reasoning or thinking of an answer
+
+Drop reasons:
+
+    a tool call is not JSON             the whole of it, in a text
+    the arguments of a tool call are not JSON, ... are not an object
+    a tool call has no name, a tool that is no function
+    a tool call outside an answer       in a user's turn
+    two tool calls of a turn have the same id, more than 1,000 tool calls in a turn
+    a tool result without a call, a tool result for no open call, 2 tool calls without a result
+    a tool result is not JSON
+    redacted thinking                   which nobody can read
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from attrs import evolve, frozen
+
+from dsl.errors import on_one_line, shortened
+from ops.ingest.row_values import (
+    CALL_PART,
+    CALL_ROLES,
+    INVALID_TEXT,
+    REASONING,
+    RESULT_PART,
+    RESULT_ROLES,
+    TURN_TEXTS,
+    content_parts,
+    first_value,
+    is_none,
+    json_fault,
+    parsed,
+    part_kind,
+    turn_role,
+)
+from ops.ingest.sample import END_OF_THOUGHT, THINK, ToolCall
+from ops.ingest.tools import NO_FUNCTION, literal, quoted
+from ops.lib.data.files import shown_json
+from ops.lib.data.sample_account import Unusable
+
+MOST_CALLS = 1000  # in a turn, of which each result searches its own
+CALL_NOT_JSON = "a tool call is not JSON"
+ARGUMENTS_NOT_JSON = "the arguments of a tool call are not JSON"
+ARGUMENTS_NO_OBJECT = "the arguments of a tool call are not an object"
+NAMELESS = "a tool call has no name"
+OUTSIDE_ANSWER = "a tool call outside an answer"
+SAME_ID = "two tool calls of a turn have the same id"
+NO_CALL, NOT_OPEN = "a tool result without a call", "a tool result for no open call"
+TOO_MANY_CALLS = f"more than {MOST_CALLS:,} tool calls in a turn"
+RESULT_NOT_JSON = "a tool result is not JSON"
+REDACTED = "redacted thinking"
+
+ROLE_NAMES = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "model", "chatgpt"), "assistant"),
+}
+CALL_TAGS, RESULT_TAGS = ("<tool_call>", "</tool_call>"), ("<tool_response>", "</tool_response>")
+THOUGHTS = ("thinking", "redacted_thinking")  # parts of Anthropic
+MADE_ID = "call{:05}"  # 9 characters, which templates of Mistral ask for
+
+TurnObject = dict[str, Any]
+
+
+@frozen
+class Call:
+    """A call as a row has it. id: None where the row has none."""
+
+    id: str | None
+    name: str
+    arguments: dict[str, Any]
+
+
+@frozen
+class Said:
+    """A turn in the one form, before its images have places.
+
+    role        system, user, assistant or tool
+    parts       of the content, as the row has them
+    calls       of an answer; their ids are those of the row before `matched`, and differ behind it
+    call_id     of a result: the id of its call, None where the row has none, before `matched`
+    name        of a result: the function's
+    joins       whether it belongs to an answer directly before it
+    """
+
+    role: str
+    parts: tuple[Any, ...] = ()
+    reasoning: str | None = None
+    calls: tuple[Call, ...] = ()
+    call_id: str | None = None
+    name: str | None = None
+    joins: bool = False
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether the turn says something without a text: a result, or an answer that calls."""
+        return self.role == "tool" or bool(self.calls)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls of a turn behind `matched`."""
+        return tuple(ToolCall(str(call.id), call.name, call.arguments) for call in self.calls)
+
+
+@frozen
+class Form:
+    """A form of turns: how one is recognised, and what it says."""
+
+    name: str
+    recognised: Callable[[TurnObject], bool]
+    read: Callable[[TurnObject], Iterable[Said]]
+
+
+def said(turns: Sequence[TurnObject]) -> list[Said]:
+    """What the turns of a row say, calls and results matched. Raises Unusable, with the number of the turn."""
+    found: list[Said] = []
+    for number, turn in enumerate(turns, start=1):
+        form = next((form for form in FORMS if form.recognised(turn)), None)
+        if form is None:
+            found += _plain(turn)
+            continue
+        try:
+            found += form.read(turn)
+        except Unusable as fault:
+            raise Unusable(fault.reason, ", ".join(filter(None, (f"turn {number}", fault.detail)))) from fault
+    return matched(_joined(found))
+
+
+def _joined(turns: Iterable[Said]) -> list[Said]:
+    """The turns, calls in turns of their own joined with the answer directly before them."""
+    joined: list[Said] = []
+    for turn in turns:
+        before = joined[-1] if joined else None
+        if turn.joins and before is not None and before.role == "assistant":
+            joined[-1] = evolve(
+                before,
+                parts=(*before.parts, *turn.parts),
+                calls=(*before.calls, *turn.calls),
+                reasoning="\n".join(filter(None, (before.reasoning, turn.reasoning))) or None,
+            )
+        else:
+            joined.append(turn)
+    return joined
+
+
+def matched(turns: Sequence[Said]) -> list[Said]:
+    """The turns with an id for every call, and its call's id and name for every result. Raises Unusable.
+
+    The ids are those given, if all calls have one and they differ; else call00001, call00002, ... A result without an
+    id is that of the first open call of its name, or else of the first open call.
+    """
+    if not any(turn.calls or turn.role == "tool" for turn in turns):
+        return list(turns)
+    calls: list[Call] = []
+    open_calls: dict[int, Call] = {}  # by place among all calls
+    answered: dict[int, int] = {}  # turn -> place of its call
+    for number, turn in enumerate(turns):
+        if turn.role == "tool":
+            answered[number] = _called(turn, open_calls)
+            del open_calls[answered[number]]
+            continue
+        _check_answered(open_calls)
+        ids = [call.id for call in turn.calls if call.id is not None]
+        if len(set(ids)) < len(ids):
+            raise Unusable(SAME_ID, quoted(Counter(ids).most_common(1)[0][0]))
+        if len(turn.calls) > MOST_CALLS:
+            raise Unusable(TOO_MANY_CALLS, f"{len(turn.calls)}")
+        open_calls = dict(enumerate(turn.calls, start=len(calls)))
+        calls += turn.calls
+    if turns and turns[-1].role == "tool":
+        _check_answered(open_calls)
+    given = [call.id for call in calls if call.id is not None]
+    made = [MADE_ID.format(place) for place in range(1, len(calls) + 1)]
+    ids_by_place = given if len(given) == len(calls) == len(set(given)) else made
+    named = iter([evolve(call, id=own) for call, own in zip(calls, ids_by_place, strict=True)])
+    return [
+        evolve(turn, call_id=ids_by_place[answered[number]], name=calls[answered[number]].name)
+        if turn.role == "tool"
+        else evolve(turn, calls=tuple(next(named) for _ in turn.calls))
+        for number, turn in enumerate(turns)
+    ]
+
+
+def _check_answered(open_calls: dict[int, Call]) -> None:
+    if open_calls:
+        raise Unusable(f"{len(open_calls)} tool calls without a result")
+
+
+def _called(result: Said, open_calls: dict[int, Call]) -> int:
+    """The place of the open call that a result is for. Raises Unusable."""
+    if not open_calls:
+        raise Unusable(NO_CALL, "" if result.call_id is None else quoted(result.call_id))
+    if result.call_id is not None:
+        found = next((place for place, call in open_calls.items() if call.id == result.call_id), None)
+        if found is None:
+            raise Unusable(NOT_OPEN, f"a tool result for {quoted(result.call_id)}, which is no open call")
+        return found
+    named = (place for place, call in open_calls.items() if call.name == result.name)
+    return next(named, next(iter(open_calls)))
+
+
+def _has_calls(turn: TurnObject) -> bool:
+    return turn.get("tool_calls") is not None and not is_none(turn["tool_calls"])
+
+
+def _openai(turn: TurnObject) -> Iterable[Said]:
+    calls = tuple(_call(call) for call in turn["tool_calls"] if not is_none(call))
+    return [_answer(turn, _parts(turn), calls)]
+
+
+def _has_function_call(turn: TurnObject) -> bool:
+    return turn.get("function_call") is not None and not is_none(turn["function_call"])
+
+
+def _old_openai(turn: TurnObject) -> Iterable[Said]:
+    return [_answer(turn, _parts(turn), (_call({**turn["function_call"], "id": None}),))]
+
+
+def _answer(turn: TurnObject, parts: Iterable[Any], calls: tuple[Call, ...]) -> Said:
+    if ROLE_NAMES.get(turn_role(turn)) != "assistant":
+        raise Unusable(OUTSIDE_ANSWER, f'role "{turn_role(turn)}"')
+    return Said("assistant", tuple(parts), _reasoning(turn), calls)
+
+
+def _is_call(turn: TurnObject) -> bool:
+    return turn_role(turn) in CALL_ROLES
+
+
+def _calls_alone(turn: TurnObject) -> Iterable[Said]:
+    """A turn that is a call or a list of them, perhaps as JSON behind a thought; none for an empty list."""
+    value, thought = first_value(turn, TURN_TEXTS), ""
+    if isinstance(value, str):
+        if value.lstrip().startswith(THINK) and END_OF_THOUGHT in value:
+            head, end, value = value.partition(END_OF_THOUGHT)
+            thought = head + end
+        value = _json_call(value)
+    calls = tuple(_call(call) for call in (value if isinstance(value, list) else [value]))
+    parts = _text(thought) if thought else ()
+    return [Said("assistant", parts, _reasoning(turn), calls, joins=True)] if calls else []
+
+
+def _is_result(turn: TurnObject) -> bool:
+    return turn_role(turn) in RESULT_ROLES
+
+
+def _results(turn: TurnObject) -> Iterable[Said]:
+    """A result, or several in one turn, between <tool_response> tags or joined by them as LLaMA-Factory does."""
+    call_id = _id(turn.get("tool_call_id"))
+    name = turn["name"] if isinstance(turn.get("name"), str) else None
+    if parts := content_parts(turn):
+        return [Said("tool", tuple(parts), call_id=call_id, name=name)]
+    texts = _between(_result_text(first_value(turn, TURN_TEXTS)))
+    return [Said("tool", _text(text), call_id=call_id if len(texts) == 1 else None, name=name) for text in texts]
+
+
+def _result_text(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    if fault := json_fault(value):
+        raise Unusable("invalid text") if fault == INVALID_TEXT else Unusable(RESULT_NOT_JSON, fault)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _between(text: str) -> list[str]:
+    """The texts between <tool_response> tags, of which the first and the last may be left out; or the text itself."""
+    opening, closing = RESULT_TAGS
+    pieces = text.split(closing)
+    bodies = [piece.strip().removeprefix(opening).strip() for piece in pieces]
+    if not bodies[-1] and len(bodies) > 1:
+        bodies, pieces = bodies[:-1], pieces[:-1]
+    is_marked = all(piece.lstrip().startswith(opening) for piece in pieces[1:]) and (
+        len(pieces) > 1 or text.lstrip().startswith(opening)
+    )
+    return bodies if is_marked and not any(opening in body for body in bodies) else [text]
+
+
+def _is_anthropic(turn: TurnObject) -> bool:
+    return any(part_kind(part) in (CALL_PART, RESULT_PART, *THOUGHTS) for part in content_parts(turn))
+
+
+def _anthropic(turn: TurnObject) -> Iterable[Said]:
+    """The results of a turn before the rest of it; thoughts joined by line breaks."""
+    by_kind: dict[str, list[Any]] = {}
+    for part in content_parts(turn):
+        kind = part_kind(part)
+        by_kind.setdefault(kind if kind in (CALL_PART, RESULT_PART, *THOUGHTS) else "", []).append(part)
+    if "redacted_thinking" in by_kind:
+        raise Unusable(REDACTED)
+    results = [result for part in by_kind.get(RESULT_PART, ()) for result in _results(result_turn(part))]
+    rest, thoughts = by_kind.get("", []), [str(part["thinking"]) for part in by_kind.get("thinking", ())]
+    calls = tuple(_call({**part, "arguments": part.get("input"), "type": None}) for part in by_kind.get(CALL_PART, ()))
+    if calls or thoughts:
+        answer = _answer(turn, rest, calls)
+        return [*results, evolve(answer, reasoning="\n".join(filter(None, thoughts)) or answer.reasoning)]
+    return [*results, *(_plain({**turn, "content": rest}) if rest else ())]
+
+
+def result_turn(part: dict[str, Any]) -> TurnObject:
+    """A result that is a part of Anthropic's as a turn of its own."""
+    return {"role": "tool", "content": part.get("content"), "tool_call_id": part.get("tool_use_id")}
+
+
+def _is_hermes(turn: TurnObject) -> bool:
+    text = own_text(turn)
+    return CALL_TAGS[0] in text and ROLE_NAMES.get(turn_role(turn)) == "assistant" and bool(_tagged(text)[1])
+
+
+def _hermes(turn: TurnObject) -> Iterable[Said]:
+    rest, bodies = _tagged(own_text(turn))
+    calls = tuple(_call(_json_call(body, python=True)) for body in bodies)
+    return [_answer(turn, _text(rest.strip()), calls)]
+
+
+def own_text(turn: TurnObject) -> str:
+    """The text of a turn without images; empty for one with other parts."""
+    content = first_value(turn, TURN_TEXTS)
+    if isinstance(content, list) and all(part_kind(part) == "text" for part in content):
+        return "".join(str(part["text"]) for part in content)
+    return content if isinstance(content, str) else ""
+
+
+def _tagged(text: str) -> tuple[str, list[str]]:
+    """A text without its tagged calls, and these; what is between tags but no object stays in the text."""
+    opening, closing = CALL_TAGS
+    rest, *pieces = text.split(opening)
+    bodies: list[str] = []
+    for piece in pieces:
+        body, end, after = piece.partition(closing)
+        is_object = bool(end) and body.strip().startswith("{")
+        bodies += [body.strip()] if is_object else []
+        rest += after if is_object else opening + piece
+    return rest, bodies
+
+
+def _plain(turn: TurnObject) -> Iterable[Said]:
+    name = turn_role(turn)
+    if name not in ROLE_NAMES:
+        raise Unusable("unknown role", f'"{name}"')
+    return [Said(ROLE_NAMES[name], _parts(turn), _reasoning(turn))]
+
+
+FORMS = (
+    Form("OpenAI", _has_calls, _openai),
+    Form("OpenAI, old", _has_function_call, _old_openai),
+    Form("LLaMA-Factory, ms-swift", _is_call, _calls_alone),
+    Form("results of all but Anthropic", _is_result, _results),
+    Form("Anthropic", _is_anthropic, _anthropic),
+    Form("Hermes", _is_hermes, _hermes),
+)
+
+
+def _parts(turn: TurnObject) -> tuple[Any, ...]:
+    content = first_value(turn, TURN_TEXTS) or ""
+    return _text(content) if isinstance(content, str) else tuple(content)
+
+
+def _text(text: str) -> tuple[Any, ...]:
+    return ({"type": "text", "text": text},)
+
+
+def _reasoning(turn: TurnObject) -> str | None:
+    return next((turn[name] for name in REASONING if turn.get(name) and isinstance(turn[name], str)), None)
+
+
+def _json_call(text: str, python: bool = False) -> Any:
+    """The call in a JSON text, or a list of them. python: also with Python's quotes. Raises Unusable."""
+    try:
+        return parsed(text)
+    except ValueError:
+        value = literal(text) if python else None
+        if value is None:
+            raise Unusable(CALL_NOT_JSON, _shown(text)) from None
+        return value
+
+
+def _call(call: Any) -> Call:
+    """A call of any form: {"id", "function": {"name", "arguments"}}, or name and arguments in the call itself."""
+    if not isinstance(call, dict):
+        raise Unusable(NAMELESS, _shown(call))
+    function = call["function"] if isinstance(call.get("function"), dict) else call
+    if function is call and call.get("type") not in (None, "function"):
+        raise Unusable(NO_FUNCTION, quoted(call["type"]))
+    name = function.get("name")
+    if not (isinstance(name, str) and name.strip()):
+        raise Unusable(NAMELESS)
+    return Call(_id(call.get("id")), name, _arguments(function.get("arguments"), name))
+
+
+def _arguments(value: Any, name: str) -> dict[str, Any]:
+    """The arguments of a call, an object or its JSON; a missing or empty value is an empty object."""
+    if isinstance(value, str):
+        try:
+            value = parsed(value) if value.strip() else None
+        except ValueError:
+            raise Unusable(ARGUMENTS_NOT_JSON, f"{name}: {_shown(value)}") from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Unusable(ARGUMENTS_NO_OBJECT, f"{name}: {_shown(value)}")
+    if fault := json_fault([value, name]):
+        raise (
+            Unusable("invalid text", name)
+            if fault == INVALID_TEXT
+            else Unusable(ARGUMENTS_NOT_JSON, f"{name}: {fault}")
+        )
+    return value
+
+
+def _id(value: Any) -> str | None:
+    return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "" else None
+
+
+def _shown(value: Any) -> str:
+    return shortened(on_one_line(value if isinstance(value, str) else shown_json(value)))
