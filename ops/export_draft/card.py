@@ -31,6 +31,7 @@ TOLD_BY_GATE = (
     "Whether SGLang serves a draft for this target, `check_export` reads from the installed version: see the section "
     "on accepted lengths. If it does"
 )
+TOLD_BY_VLLM = "Whether vLLM serves a draft for this target, it reports when it starts. If it does"
 TARGET_PLACE = "$TARGET"
 NOT_SHOWN = frozenset({"seed", "warm_start"})  # of the training's fields; both are in MLflow
 
@@ -157,10 +158,11 @@ def _serving(facts: CardFacts) -> str:
     ]
     if SPECULATORS in facts.formats:
         command = vllm_command(target, served, _draft_option(facts, f"./{SPECULATORS}"), extra=extra)
-        text.append(
-            f"With vLLM {VLLM_VERSION}, in this directory (`{SPECULATORS}/` holds the same draft in the format of "
+        in_vllm = (
+            f"ith vLLM {VLLM_VERSION}, in this directory (`{SPECULATORS}/` holds the same draft in the format of "
             "speculators, and can be used without the rest):"
         )
+        text.append(f"W{in_vllm}" if is_qwen(facts.target) else f"{TOLD_BY_VLLM}, w{in_vllm}")
         text.append(_shell(shell_line(command, vllm_environment(served)), model_id))
         text += [f"{warning[0].upper()}{warning[1:]}." for warning in warnings_for_vllm(served)]
     if not model_id:

@@ -1,7 +1,4 @@
-"""Tiny targets beyond Qwen's families that SGLang loads on a CPU: a row of CASES each, with what it needs besides.
-
-Checkpoints that transformers saves lack fields that published ones have and SGLang reads: `published` writes them.
-"""
+"""Tiny targets beyond Qwen's families that SGLang loads on a CPU: a row of CASES each, with what it needs besides."""
 
 from __future__ import annotations
 
@@ -9,15 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from any_targets import MLA, ROUTED, any_checkpoint
+from any_targets import EXPERTS, LOCAL, MLA, PER_LAYER, ROUTED, published_checkpoint
 from attrs import field, frozen
 from dflash_cases import NOISE
 from safetensors.torch import load_file, save_file
 
-from ops.lib.data.files import read_json, write_json
-from ops.lib.target.model import complete_config
-
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -36,16 +29,13 @@ LINEAR = {
     "linear_value_head_dim": 8,
     "shared_expert_intermediate_size": 40,
 }
-LOCAL = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "sliding_window": 8}
-PER_LAYER = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 400, "num_kv_shared_layers": 2}
 SAME_HEADS = {"head_dim": 16, "global_head_dim": 16}
 
 
 @frozen(kw_only=True)
 class Case:
-    """fields: of the tiny config. published: of config.json besides. tolerance: of a token's states, relative to their
-    norm. slow: another case runs the same code of SGLang's. embedding: a factor of its weight; scaled rows that are
-    tied to the head would outweigh all layers, and every answer would repeat a token. noise: of a draft that is neither
+    """fields: of the tiny config. published, embedding: see published_checkpoint. tolerance: of a token's states,
+    relative to their norm. slow: another case runs the same code of SGLang's. noise: of a draft that is neither
     good nor bad, the first that is tried.
     """
 
@@ -103,16 +93,11 @@ IN_BFLOAT16 = (".sinks",)  # ends of names of what SGLang rounds, and the checkp
 def other_checkpoint(kind: str, folder: Path, **fields: Any) -> Path:
     """The tiny checkpoint of a row of CASES, as `load_target` would complete it."""
     case = CASES[kind]
-    checkpoint = any_checkpoint(kind, folder, **{**case.fields, **fields})
-    config = checkpoint / "config.json"
-    write_json(config, read_json(config) | dict(case.published))
+    checkpoint = published_checkpoint(kind, folder, case.published, case.embedding, **{**case.fields, **fields})
     file = checkpoint / "model.safetensors"
     tensors = load_file(file)
     for name, weight in tensors.items():
         if name.endswith(IN_BFLOAT16):
             tensors[name] = weight.bfloat16().to(weight.dtype)
-        if "embed_tokens" in name:
-            weight *= case.embedding
     save_file(tensors, file, metadata={"format": "pt"})
-    complete_config(checkpoint)
     return checkpoint

@@ -1,6 +1,7 @@
 """Decodes prompts with a draft in vLLM, in a process of its own: python decode.py REQUEST ANSWER, both JSON files.
 
-REQUEST: {"target", "draft", "algorithm", "block_size", "prompts": [[id, ...], ...], "tokens", "stop": [id, ...]}
+REQUEST: {"target", "model_impl", "draft", "algorithm", "block_size", "prompts": [[id, ...], ...], "tokens",
+"stop": [id, ...]}
 ANSWER: [{"tokens": [...], "accepted": [...]}, ...]
 """
 
@@ -18,6 +19,7 @@ def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
     llm = LLM(
         model=request["target"],
+        model_impl=request["model_impl"],
         dtype="float32",
         enforce_eager=True,
         max_model_len=256,

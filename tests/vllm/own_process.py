@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 
-def run_script(name: str, request: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
+def run_script(name: str, request: Any, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run `python name REQUEST ANSWER` on a script of this directory; its answer is in folder/answer.json."""
     (folder / "request.json").write_text(json.dumps(request))
     command = [sys.executable, str(HERE / name), str(folder / "request.json"), str(folder / "answer.json")]

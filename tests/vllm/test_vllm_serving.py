@@ -41,6 +41,7 @@ def decode(case, draft: Path, form: str, folder: Path) -> subprocess.CompletedPr
     """Runs decode.py, whose answer is in folder/answer.json."""
     request = {
         "target": str(case.checkpoint),
+        "model_impl": "auto",
         "draft": str(draft / "speculators" if form == "speculators" else draft),
         "algorithm": from_serving(read_json(draft / "config.json")).algorithm.engine,
         "block_size": BLOCK,

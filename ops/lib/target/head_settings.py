@@ -67,5 +67,15 @@ def sglang_embedding_scale(config: Mapping[str, Any]) -> float:
     return embedding_scale(config) if kind.startswith(SCALED_INSIDE) else 1.0
 
 
+SCALED_IN_VLLM = ("gemma3_text", "gemma4_text")  # of the types that dflow has vLLM run by transformers' models
+
+
+def vllm_embedding_scale(config: Mapping[str, Any]) -> float:
+    """What vLLM 0.33 multiplies a draft's rows of the target's embedding by: transformers' module scales them, and its
+    own classes leave the scale to the model around it. config: the target's complete config.json.
+    """
+    return embedding_scale(config) if config.get("model_type") in SCALED_IN_VLLM else 1.0
+
+
 def _first(*values: Any) -> Any:
     return next((value for value in values if value is not None), None)

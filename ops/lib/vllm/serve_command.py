@@ -12,6 +12,9 @@ from ops.lib.sglang.serve_command import Address, DraftOption, Served
 
 PROGRAM = "vllm"
 METHODS = {"DFLASH": "dflash", "DSPARK": "dspark"}  # SGLang's name of an algorithm -> vLLM's
+# Types that vLLM has to run by transformers' models: its own class gives a draft no states of its layers, or (Gemma 4)
+# rows of the embedding without their scale.
+BY_TRANSFORMERS = frozenset({"cohere2", "gemma3_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "qwen2_moe"})
 LOCAL = Address(port=8000)  # vLLM's own default
 
 
@@ -32,6 +35,8 @@ def launch_command(
     if draft is not None:
         command += ["--speculative-config", json.dumps(speculative_config(draft))]
         command += ["--per-request-spec-decode-metrics", "summary"]
+        if served.model_type in BY_TRANSFORMERS:
+            command += ["--model-impl", "transformers"]
     images = image_arguments(served)
     if images:
         command += ["--mm-processor-kwargs", json.dumps(images)]

@@ -102,13 +102,7 @@ def check_ends_and_export(kind: str, folder: Path) -> None:
     assert torch.equal(of_states.logits(final_SM), head.logits(final_SM))
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_a_draft_of_an_architecture_is_exported_and_taught(kind: str, tmp_path: Path) -> None:
-    check_ends_and_export(kind, tmp_path)
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fast path is not available")
-@pytest.mark.parametrize("kind", [kind for kind in (*OFTEN, *OTHERS) if kind not in ("llama", "gemma2", *NOT_SAVED)])
+@pytest.mark.parametrize("kind", [kind for kind in (*OFTEN, *OTHERS) if kind not in NOT_SAVED])
 def test_a_draft_of_every_architecture_is_exported_and_taught(kind: str, tmp_path: Path) -> None:
     check_ends_and_export(kind, tmp_path)

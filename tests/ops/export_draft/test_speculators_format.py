@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import attrs
 import pytest
 from draft_chain import MASK, VOCAB, make_target, tiny_config
@@ -147,3 +149,12 @@ def test_the_card_has_both_commands_where_both_formats_are_written(tmp_path, tra
         '"num_speculative_tokens": 3}\' --per-request-spec-decode-metrics summary --host 127.0.0.1 --port 8000'
     ) in serving
     assert 2 == serving.count("TARGET=/path/to/target")
+
+
+def test_the_card_of_a_target_beyond_qwen_leaves_it_to_vllm_whether_it_serves_it(tmp_path, trained):  # noqa: F811
+    target = shutil.copytree(trained["target"].path, tmp_path / "target")
+    write_json(target / "target.json", read_json(target / "target.json") | {"model_type": "glm4_moe"})
+    given = trained | {"target": attrs.evolve(trained["target"], path=target)}
+    card = (export(tmp_path / "export", given, formats=BOTH) / "README.md").read_text()
+    assert "Whether vLLM serves a draft for this target, it reports when it starts. If it does, with vLLM" in card
+    assert 1 == card.count("--per-request-spec-decode-metrics summary --model-impl transformers --host")

@@ -11,7 +11,7 @@ import pytest
 from dsl.errors import DataError
 from ops.lib.sglang.serve_command import Address, DraftOption, Served
 from ops.lib.vllm import version
-from ops.lib.vllm.serve_command import draft_for_vllm, environment, launch_command, warnings_for_vllm
+from ops.lib.vllm.serve_command import BY_TRANSFORMERS, draft_for_vllm, environment, launch_command, warnings_for_vllm
 from ops.lib.vllm.version import VLLM_VERSION, require_vllm
 
 PYTHON = sys.executable
@@ -34,6 +34,13 @@ def test_vllm_is_told_one_token_fewer_than_a_block_has_slots():
 
 def test_without_a_draft_the_target_is_served_alone():
     assert ["vllm", "serve", "target", "--dtype", "bfloat16", *AT] == launch_command("target", served("qwen3"), None)
+
+
+@pytest.mark.parametrize("model_type", sorted(BY_TRANSFORMERS))
+def test_a_draft_of_such_a_target_is_served_with_transformers_model(model_type: str):
+    command = launch_command("target", served(model_type), DRAFT)
+    assert "transformers" == command[command.index("--model-impl") + 1]
+    assert "--model-impl" not in launch_command("target", served(model_type), None)
 
 
 @pytest.mark.parametrize(("backend", "is_fast"), [("pillow", False), ("torchvision", True)])

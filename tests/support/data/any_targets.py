@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from ops.lib.data.files import read_json, write_json
+from ops.lib.target.model import complete_config
 from ops.tokenize_chat.builtin import SPECIAL_TOKENS, write_builtin_processor
 
 LAYERS = 6
@@ -46,6 +50,9 @@ ROUTED = {
     "moe_intermediate_size": 32,
     "first_k_dense_replace": 1,
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LOCAL = {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2, "sliding_window": 8}
+PER_LAYER = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 400, "num_kv_shared_layers": 2}
 # Types whose sizes need more than SIZES: what differs, by model type.
 OTHERS: Mapping[str, Mapping[str, Any]] = {
     "gemma2": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
@@ -82,6 +89,31 @@ def any_checkpoint(model_type: str, folder: Path, seed: int = 0, **fields: Any) 
     (folder / "preprocessor_config.json").unlink()
     tiny_model(model_type, seed, **fields).save_pretrained(folder)
     return folder
+
+
+def published_checkpoint(
+    model_type: str,
+    folder: Path,
+    published: Mapping[str, Any] = MappingProxyType({}),
+    embedding: float = 1.0,
+    **fields: Any,
+) -> Path:
+    """Write a tiny checkpoint as `load_target` would complete it.
+
+    published: of config.json besides; checkpoints that transformers saves lack fields that published ones have and
+    engines read. embedding: a factor of its weight; scaled rows that are tied to the head would outweigh all layers,
+    and every answer would repeat a token.
+    """
+    checkpoint = any_checkpoint(model_type, folder, **fields)
+    config, file = checkpoint / "config.json", checkpoint / "model.safetensors"
+    write_json(config, read_json(config) | dict(published))
+    tensors = load_file(file)
+    for name, weight in tensors.items():
+        if "embed_tokens" in name:
+            weight *= embedding
+    save_file(tensors, file, metadata={"format": "pt"})
+    complete_config(checkpoint)
+    return checkpoint
 
 
 def numbered_rows(file: Path, count: int) -> Path:

@@ -40,7 +40,7 @@ from ops.lib.drafts.backbone.config import (
     to_serving,
     wrong_types,
 )
-from ops.lib.target.head_settings import sglang_embedding_scale
+from ops.lib.target.head_settings import sglang_embedding_scale, vllm_embedding_scale
 
 SGLANG = "sglang"  # the format of an export that every one has
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # config.json's names -> safetensors'
@@ -225,12 +225,13 @@ def embedding_warnings(config: Mapping[str, Any], target: Mapping[str, Any]) -> 
     """
     scale = lookup(config, full_name("input_embedding_scale", config))[1] or 1.0
     trained = f"the draft was trained with rows of the target's embedding times {scale:g}"
-    served, found = sglang_embedding_scale(target), {}
-    if not isclose(scale, served, rel_tol=1e-3):
-        found["SGLang"] = f"{trained}, and SGLang would embed its tokens by rows times {served:g}: fewer are accepted"
-    if scale != 1 and algorithm_of(config).name not in READ_BY_VLLM:
-        found["vLLM"] = f"{trained}, and vLLM would embed its tokens by rows as they are: fewer are accepted"
-    return found
+    of_field = scale if algorithm_of(config).name in READ_BY_VLLM else 1.0
+    served = {"SGLang": sglang_embedding_scale(target), "vLLM": vllm_embedding_scale(target) * of_field}
+    return {
+        engine: f"{trained}, and {engine} would embed its tokens by rows times {factor:g}: fewer are accepted"
+        for engine, factor in served.items()
+        if not isclose(scale, factor, rel_tol=1e-3)
+    }
 
 
 def training_record(

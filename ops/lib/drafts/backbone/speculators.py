@@ -125,8 +125,8 @@ def unwritable(config: DraftConfig) -> Iterator[str]:
         )
     if config.input_embedding_scale != 1:
         yield (
-            f"input_embedding_scale: {config.input_embedding_scale:g}, and vLLM gives a draft the rows of the target's "
-            "embedding as they are"
+            f"input_embedding_scale: {config.input_embedding_scale:g}, which the format has no field for: speculators "
+            "gives a draft the rows of the target's embedding as they are"
         )
     if config.head_settings != PLAIN and config.algorithm.name == "dflash2":
         yield (
