@@ -398,7 +398,7 @@ def _lost_calls(message: dict[str, Any], shown: str, others: Sequence[str] = ())
     Each must be there as often as in all calls and in `others`, the texts that are shown beside them.
     """
     functions = [call["function"] for call in message.get("tool_calls", ())]
-    leaves = [leaf for function in functions for leaf in _leaves(function["arguments"])]
+    leaves = [leaf for function in functions for leaf in strings_in(function["arguments"], with_keys=False)]
     parts = [*others, *(function["name"] for function in functions), *leaves]
 
     def is_lost(part: str) -> bool:
@@ -408,15 +408,6 @@ def _lost_calls(message: dict[str, Any], shown: str, others: Sequence[str] = ())
     for function in functions:
         if is_lost(function["name"]):
             yield f"the call {function['name']}"
-        for leaf in _leaves(function["arguments"]):
+        for leaf in strings_in(function["arguments"], with_keys=False):
             if leaf and is_lost(leaf):
                 yield f"the argument {leaf[:30]!r} of the call {function['name']}"
-
-
-def _leaves(value: Any) -> Iterator[str]:
-    """The texts in arguments, without keys."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(each)

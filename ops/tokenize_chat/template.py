@@ -247,16 +247,17 @@ def texts_of(message: dict[str, Any]) -> list[str]:
     return [part["text"] for part in message["content"] if part["type"] == "text"]
 
 
-def strings_in(value: Any) -> Iterator[str]:
-    """All texts in a value of JSON, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from value
-        yield from strings_in(list(value.values()))
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from strings_in(each)
+def strings_in(value: Any, with_keys: bool = True) -> Iterator[str]:
+    """All texts in a value of JSON, which may be nested deeply; keys too, unless with_keys is false."""
+    values = [value]
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            values += [*(value if with_keys else ()), *value.values()]
+        elif isinstance(value, list | tuple):
+            values += value
 
 
 def answer_words(message: dict[str, Any]) -> list[str]:
