@@ -18,7 +18,9 @@ from ops.lib.data.files import json_line, read_jsonl
 from ops.lib.data.image_packs import PackWriter
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.vision.processor import load_processor
+from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
+from ops.tools.compare_backends.run import asked, conversation_of
 
 SERVED = {"contexts": "served", "min_loss_tokens": 1, "vocab_size": 400, "workers": 1}
 
@@ -90,6 +92,20 @@ def test_every_sample_learns_its_own_answer_and_has_its_images(several):
     assert all(sample.loss_mask.any() and not sample.loss_mask[: sample.prompt_tokens].any() for sample in samples)
     assert [False] * 7 + [True] * 2 == [sample.has_images for sample in samples]
     assert len(samples[7].input_ids) < len(samples[8].input_ids)
+
+
+def test_the_messages_that_a_context_asks_with_are_found_again_from_its_sample(several):
+    """As the comparison with an engine's own preprocessing needs them."""
+    config = TokenizeChat(samples=Ref("inject"), **SERVED)
+    rows = {each["id"]: each for each in read_jsonl(several.inputs["samples"].path / "samples.jsonl")}
+    reader = TokenReader(several.artifact(TokenShards))
+    encoder = ChatEncoder(load_processor(str(several.out_dir / "processor")))
+    for place in range(len(reader)):
+        sample = reader.sample(place)
+        row = rows[sample.id if sample.id in rows else conversation_of(sample.id)]
+        prompt = encoder.prompt(asked(sample, row, config), tools=row.get("tools", ()))
+        if not sample.has_images:
+            assert prompt.tolist() == sample.input_ids[: sample.prompt_tokens].tolist()
 
 
 def test_the_log_says_samples_and_repeated_tokens_and_warns_of_empty_thoughts(several):
