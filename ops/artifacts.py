@@ -169,9 +169,10 @@ class Draft(Artifact):
 class Report(Artifact):
     """What the evaluation measured.
 
-    report.json         tau in total, by category and by position in the answer, with bootstrap intervals; acceptance by
-                        slot and accepted lengths; the same of a random draft; losslessness, null where answers were
-                        sampled; what was asked (split or benchmark, temperature, block sizes, ...); "inputs": digests
+    report.json         tau in total, by category, by position in the answer, context, turn, group and temperature, with
+                        bootstrap intervals, and the mean of prompts' taus; acceptance by slot and accepted lengths; the
+                        same of a random draft; losslessness, null where answers were sampled; what was asked (split or
+                        benchmark, turns, temperature, block sizes, ...), and "unasked"; "inputs": digests
                         of draft, target and tokens; "imported" of a draft that was trained elsewhere: {"publisher",
                         "trained_for"} as its config.json has them
     prompts.jsonl       one object per prompt: {"id", "category", "prompt_tokens", "tokens": the target's plain answer,

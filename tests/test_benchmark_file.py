@@ -81,6 +81,29 @@ def test_a_folder_and_a_missing_file_are_no_benchmark(tiny, benchmark, capsys):
     assert (1, 0) == (out.count("there is no file or folder"), out.count("no such file"))
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "settings", "mistake"),
+    [
+        ("bfcl.json", {"id": "a", "question": [[]], "function": []}, [], "rows of BFCL, whose prompts come with tools"),
+        ("own.jsonl", GOOD, ["eval.benchmark_prompt=z-lab"], 'benchmark_prompt = "z-lab" is for questions of GSM8K'),
+        ("cut.jsonl.gz", GOOD, [], "cannot be unpacked as gzip"),
+        ("gsm8k.jsonl", {"question": 5}, [], '"question" must be a text, got a number'),
+    ],
+)
+def test_a_plan_refuses_a_benchmark_that_cannot_be_asked_so(tiny, benchmark, capsys, name, row, settings, mistake):
+    file = written(benchmark.parent / name, [row])
+    assert 2 == main([*arguments("plan", tiny, file), *(word for each in settings for word in ("-s", each))])
+    told = capsys.readouterr().out
+    assert f"node.eval.benchmark: {file}:" in told
+    assert mistake in told
+
+
+def test_fields_of_a_benchmark_are_refused_without_one(tiny, capsys):
+    store = ["--store", str(tiny.parent / "store")]
+    assert 2 == main(["plan", str(tiny), "-s", "eval.first_turn=true", *store])
+    assert "eval.first_turn=true: is about a benchmark" in capsys.readouterr().err
+
+
 def test_the_lines_of_a_benchmark_and_the_images_that_it_names_are_part_of_the_key(tiny, benchmark):
     def external() -> dict[str, str]:
         graph = read_graph(tiny, [f"eval.benchmark={benchmark}"])

@@ -1,35 +1,74 @@
-"""The rows of a benchmark file, checked without a tokenizer, for `dflow plan`. Loads no torch."""
+"""The rows of a benchmark file, checked without a tokenizer, for `dflow plan`. Loads no torch.
+
+A file has JSON lines, which may be packed with gzip, an array of JSON, or is Parquet. All rows have the form of the
+first one (ops/evaluate/benchmark_sets.py).
+"""
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from dsl.errors import DataError
+from ops.evaluate.benchmark_sets import form_of, set_row
 from ops.evaluate.intervals import ALL
-from ops.ingest.image_values import ImageFinder
-from ops.ingest.records import Record, json_records, records_in_turns
+from ops.evaluate.op import Evaluate
+from ops.ingest.image_values import ImageFinder, path_named
+from ops.ingest.records import LONGEST, TOO_LONG, Record, json_records, records_in_turns
 from ops.ingest.row_values import turn_role
-from ops.ingest.rows import row_mistake, sample_of_row, turn_list
+from ops.ingest.rows import image_values, row_mistake, sample_of_row, turn_list
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.turn_forms import ROLE_NAMES
 from ops.lib.data.files import shown_json
+from ops.lib.data.json_lines import parse_line
+from ops.lib.data.sample_account import Unusable
 
 CATEGORY = re.compile(r"[A-Za-z0-9][\w .-]*", re.ASCII)  # valid in a metric's name
+UNSAFE = re.compile(r"[^A-Za-z0-9_. -]")
+GZIP, PARQUET = ".gz", ".parquet"  # endings of files
+MOST_UNPACKED = 1 << 30  # bytes
 SHOWN_MISTAKES = 100
+
+
+@frozen
+class Benchmark:
+    """A benchmark file and how it is asked, with the fields benchmark_form, benchmark_prompt and first_turn."""
+
+    file: Path
+    form: str = "auto"
+    prompt: str = "as-is"
+    first_turn: bool = False
+
+    @classmethod
+    def of(cls, config: Evaluate) -> Benchmark:
+        """The benchmark of a config that has one."""
+        assert config.benchmark is not None
+        return cls(Path(config.benchmark), config.benchmark_form, config.benchmark_prompt, config.first_turn)
+
+    @property
+    def category(self) -> str:
+        """The category of rows without one: the file's name without its endings."""
+        name = UNSAFE.sub("_", self.file.name.partition(".")[0])
+        return name if CATEGORY.fullmatch(name) and name != ALL else "benchmark"
 
 
 @frozen(eq=False)
 class BenchmarkRow:
-    """The prompt in a line of a benchmark. place: `file:line`."""
+    """The prompt in a line of a benchmark. place: `file:line`. later: texts that are asked after it, each behind the
+    target's answers to those before it.
+    """
 
     place: str
     category: str
     sample: RawSample
+    later: tuple[str, ...] = ()
 
 
 @frozen
@@ -43,24 +82,96 @@ class Misfit:
         return f"{self.place}: {self.mistake}"
 
 
-def check_benchmark(file: Path) -> None:
-    """Check a benchmark for mistakes that show in the file alone. Raises DataError as `refuse`."""
-    rows = list(benchmark_rows(file))
-    refuse(file, [row for row in rows if isinstance(row, Misfit)], len(rows))
+def checked_rows(benchmark: Benchmark) -> list[BenchmarkRow]:
+    """All rows of a benchmark without a mistake that shows in the file alone. Raises DataError as `refuse`."""
+    rows = list(benchmark_rows(benchmark))
+    refuse(benchmark.file, [row for row in rows if isinstance(row, Misfit)], len(rows))
+    return [row for row in rows if isinstance(row, BenchmarkRow)]
 
 
-def benchmark_rows(file: Path) -> Iterator[BenchmarkRow | Misfit]:
-    """Read all lines of a benchmark that are not blank. Raises DataError if the file is missing."""
-    if not file.is_file():
-        raise DataError(f"{file}: no such file; benchmark must name a file of JSON lines")
+def benchmark_rows(benchmark: Benchmark) -> Iterator[BenchmarkRow | Misfit]:
+    """Read all rows of a benchmark.
+
+    Raises DataError if the file is missing or cannot be unpacked, and for a form that cannot be asked.
+    """
+    if not benchmark.file.is_file():
+        raise DataError(f"{benchmark.file}: no such file; benchmark must name a file of JSON lines")
     places: dict[str, str] = {}
-    for record in records_in_turns(json_records(file)):
+    for record, later in _read(benchmark):
         mistake = record.mistake or _form_mistake(record.row) or _duplicate_id(record, places)
         if mistake:
             yield Misfit(record.place, mistake)
             continue
         places[str(record.row["id"])] = record.place
-        yield _row(record)
+        yield _row(record, () if benchmark.first_turn else later)
+
+
+def named_images(benchmark: Benchmark) -> Iterator[tuple[str, Path | None]]:
+    """Every image that a row names by a path, as name and file; None if it is missing or not allowed."""
+    for record, _ in _read(benchmark):
+        if record.mistake or row_mistake(record.row):
+            continue
+        for name in filter(None, map(path_named, image_values(record.row))):
+            try:
+                file = ImageFinder(record.folder).file(name)
+            except Unusable:
+                file = None
+            yield Path(name).as_posix(), file
+
+
+def _read(benchmark: Benchmark) -> Iterator[tuple[Record, tuple[str, ...]]]:
+    """Every record as one with a row that `ingest` reads, and the texts asked after it. Raises as `benchmark_rows`."""
+    form = benchmark.form
+    for record in _records(benchmark.file):
+        if record.mistake:
+            yield record, ()
+            continue
+        if form == "auto":
+            form = form_of(record.row)
+        if form == "bfcl":
+            raise DataError(
+                f"{benchmark.file}: rows of BFCL, whose prompts come with tools, which are not supported; without them "
+                "its figures would be those of other prompts"
+            )
+        if form == "messages" and benchmark.prompt != "as-is":
+            raise DataError(
+                f'{benchmark.file}: benchmark_prompt = "{benchmark.prompt}" is for questions of GSM8K, MATH-500, '
+                "HumanEval and files of turns; this one has messages, which are asked as they are: leave it out"
+            )
+        made = set_row(record, form, benchmark.category, by_z_lab=benchmark.prompt == "z-lab")
+        if isinstance(made, str):
+            yield evolve(record, mistake=made), ()
+        else:
+            [turned] = records_in_turns(iter([evolve(record, row=made.row)]))
+            yield turned, made.later
+
+
+def _records(file: Path) -> Iterator[Record]:
+    """The records of a file by its ending; blank lines are skipped. Raises DataError for an unreadable file."""
+    ending = file.suffix.lower()
+    if ending == PARQUET:
+        from ops.ingest.tables import parquet_records  # here: a plan of JSON files loads no pyarrow
+
+        return parquet_records(file)
+    return _unpacked(file) if ending == GZIP else json_records(file)
+
+
+def _unpacked(file: Path) -> Iterator[Record]:
+    """The records of JSON lines packed with gzip. Raises DataError if it cannot be unpacked, or to too much."""
+    read = 0
+    try:
+        with gzip.open(file) as opened:
+            for number, line in enumerate(iter(partial(opened.readline, LONGEST + 1), b""), start=1):
+                read += len(line)
+                if len(line) > LONGEST or read > MOST_UNPACKED:
+                    large = f"unpacks to more than {MOST_UNPACKED >> 20} MiB, which is too much for prompts"
+                    mistake = TOO_LONG if len(line) > LONGEST else large
+                    yield Record(number, f"{file}:", None, mistake, file.parent, 1.0)
+                    return
+                if stripped := line.strip():
+                    yield Record(number, f"{file}:", *parse_line(stripped), file.parent, 1.0)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{file}: cannot be unpacked as gzip ({error}); fetch it again") from error
 
 
 def refuse(file: Path, misfits: Sequence[Misfit], rows: int) -> None:
@@ -81,7 +192,7 @@ def refuse(file: Path, misfits: Sequence[Misfit], rows: int) -> None:
         raise DataError(f"{file}: has no prompts; write one JSON object per line (docs/evaluation.md)")
 
 
-def _row(record: Record) -> BenchmarkRow | Misfit:
+def _row(record: Record, later: tuple[str, ...]) -> BenchmarkRow | Misfit:
     """The prompt in a well-formed record, or why it cannot be used."""
     finder = ImageFinder(record.folder, remedy="copy it into the folder of the benchmark file")
     sample = sample_of_row(record.row, str(record.row["id"]), finder, require_answers=False)
@@ -89,7 +200,7 @@ def _row(record: Record) -> BenchmarkRow | Misfit:
         return Misfit(record.place, f"{sample.reason}: {sample.detail}" if sample.detail else sample.reason)
     if sample.turns[-1].role != "user":
         return Misfit(record.place, "the last message is not the user's: remove the answer, which the target generates")
-    return BenchmarkRow(record.place, record.row["category"], sample)
+    return BenchmarkRow(record.place, record.row["category"], sample, later)
 
 
 def _form_mistake(row: Any) -> str:

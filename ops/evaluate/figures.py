@@ -8,9 +8,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ops.evaluate.intervals import ALL
+from ops.evaluate.intervals import ALL, OTHERS, PART_LABELS, parted
 
-SHOWN_NAME = 40  # characters of a topic
+SHOWN_NAME = 40  # characters of a group
 
 
 def figures(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
@@ -19,8 +19,10 @@ def figures(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[
         yield "acceptance_by_slot", slots_figure(report)
         yield "accepted_lengths", lengths_figure(report)
         yield "tau_by_position", position_figure(report)
-        if "tau_by_topic" in report:
-            yield "tau_by_topic", topics_figure(report)
+        if tables := parted(report):
+            yield "tau_by_context_and_turn", parts_figure(report, tables)
+        if "tau_by_group" in report and report["benchmark"] is None:
+            yield "tau_by_group", groups_figure(report)
     if "confidence" in measured:
         yield "confidence", reliability_figure(report, measured["confidence"])
 
@@ -58,16 +60,33 @@ def position_figure(report: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def topics_figure(report: Mapping[str, Any]) -> Figure:
-    """A figure of the tau of each topic with a step, the lowest first, with 95 % intervals."""
+def parts_figure(report: Mapping[str, Any], tables: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
+    """A figure of tau by context and by turn, beside each other, with 95 % intervals. tables: see `parted`."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    for axes, (table, parts) in zip(figure.subplots(1, len(tables), squeeze=False)[0], tables.items(), strict=True):
+        taus = list(parts.values())
+        axes.errorbar(range(len(taus)), [part["tau"] for part in taus], yerr=_reach(taus), marker="o", capsize=3)
+        axes.axhline(report["tau"]["all"]["tau"], linestyle="--", linewidth=1, label="all steps")
+        axes.set_xticks(range(len(taus)), list(parts), rotation=45, ha="right")
+        axes.set(xlabel=PART_LABELS[table], ylabel="tau", ylim=(0, None))
+        axes.grid(alpha=0.3)
+        axes.legend()
+    return figure
+
+
+def groups_figure(report: Mapping[str, Any]) -> Figure:
+    """A figure of the tau of each group with a step, the lowest first, with 95 % intervals."""
     figure, axes = _empty(report)
-    taus = {topic: tau for topic, tau in report["tau_by_topic"].items() if tau["steps"]}
-    order = sorted(taus, key=lambda topic: (taus[topic]["tau"], topic))
-    parts = [taus[topic] for topic in order]
+    taus = report["tau_by_group"]
+    order = sorted(taus, key=lambda group: (taus[group]["tau"], group))
+    parts = [taus[group] for group in order]
     figure.set_size_inches(7, max(4.0, 1.5 + 0.25 * len(order)))
     axes.errorbar([part["tau"] for part in parts], range(len(parts)), xerr=_reach(parts), marker="o", linestyle="")
     axes.axvline(report["tau"]["all"]["tau"], linestyle="--", linewidth=1, label="all prompts")
-    names = [topic if len(topic) <= SHOWN_NAME else f"{topic[:SHOWN_NAME]}..." for topic in order]
+    names = [
+        group if len(group) <= SHOWN_NAME else f"{group[:SHOWN_NAME]}..."
+        for group in (group or OTHERS for group in order)
+    ]
     axes.set_yticks(range(len(parts)), [name.replace("$", r"\$") for name in names])
     axes.set(xlabel="tau", xlim=(0, None))
     axes.legend()

@@ -6,15 +6,21 @@ R resamplings
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from hashlib import sha256
+from typing import Any
 
 import numpy as np
 
 ALL = "all"  # all categories together
-RESERVED = {"low", "high", "unclipped", "random", "of", "topic"}  # words after "tau_" in the names of other figures
+RESERVED = {"low", "high", "unclipped", "random", "of", "group"}  # words after "tau_" in the names of other figures
+TABLES = {"context", "turn", "temperature"}  # first words after "tau_" in the names of parts of tau
 UNSAFE = re.compile(r"[^A-Za-z0-9_. -]")
-MOST_TOPICS = 50  # that are reported
-LONGEST_NAME = 100  # characters of a topic in the name of a metric
+MOST_GROUPS = 50  # that are reported by name
+REST, OTHERS = "", "all others"  # the name of all other prompts together, which no group has, and how it is shown
+PART_LABELS = {"context": "tokens of prompt and answer before the step", "turn": "answers before this one"}
+LONGEST_CONTEXT = 64  # thousands of tokens at which the last part of the contexts begins
+LONGEST_NAME = 100  # characters of a group in the name of a metric
 PERCENTILES = (2.5, 97.5)
 Z_975 = 1.960
 
@@ -38,17 +44,41 @@ def interval(estimate: float, resampled_R: np.ndarray, count: int) -> tuple[floa
     return float(estimate - wider * (estimate - low)), float(estimate + wider * (high - estimate))
 
 
-def topic_names(topic: str) -> tuple[str, str, str]:
-    """The names in MLflow of a topic's tau and of its interval's ends: "eval/tau_topic/math",
-    "eval/tau_topic_low/math", ....
+def group_names(group: str) -> tuple[str, str, str]:
+    """The names in MLflow of a group's tau and of its interval's ends: "eval/tau_group/math",
+    "eval/tau_group_low/math", ....
 
-    A topic is any text: one with a character that a name must not have gets the start of its digest, so that no two are
+    A group is any text: one with a character that a name must not have gets the start of its digest, so that no two are
     the same.
     """
-    safe = UNSAFE.sub("_", topic)
-    if safe != topic or len(topic) > LONGEST_NAME or not topic.strip(". "):
-        safe = f"{safe[:LONGEST_NAME]}-{sha256(topic.encode()).hexdigest()[:8]}"
-    return f"eval/tau_topic/{safe}", f"eval/tau_topic_low/{safe}", f"eval/tau_topic_high/{safe}"
+    safe = UNSAFE.sub("_", group)
+    if safe != group or len(group) > LONGEST_NAME or not group.strip(". "):
+        safe = f"{safe[:LONGEST_NAME]}-{sha256(group.encode()).hexdigest()[:8]}"
+    return f"eval/tau_group/{safe}", f"eval/tau_group_low/{safe}", f"eval/tau_group_high/{safe}"
+
+
+def part_names(table: str, part: str) -> tuple[str, str, str]:
+    """The names of a part of a table and its interval: "eval/tau_context_04k", "eval/tau_context_04k_low", ....
+
+    table: the report's key, such as "tau_by_context".
+    """
+    name = f"eval/{table.replace('_by_', '_')}_{part}"
+    return name, f"{name}_low", f"{name}_high"
+
+
+def parted(report: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Those of the tables of PART_LABELS in report.json that have several parts: the parts' labels, in order -> tau."""
+    contexts = {context_label(part): tau for part, tau in sorted(report.get("tau_by_context", {}).items())}
+    turns = dict(sorted(report.get("tau_by_turn", {}).items(), key=lambda turn: int(turn[0])))
+    return {table: parts for table, parts in (("context", contexts), ("turn", turns)) if len(parts) > 1}
+
+
+def context_label(part: str) -> str:
+    """The contexts of a part of "tau_by_context" in words: "04k" is "4k to 8k"."""
+    thousands = int(part.removesuffix("k"))
+    if thousands == LONGEST_CONTEXT:
+        return f"from {thousands}k"
+    return f"{thousands}k to {2 * thousands}k" if thousands else "below 1k"
 
 
 def tau_names(kind: str, category: str) -> tuple[str, str, str]:
@@ -59,6 +89,7 @@ def tau_names(kind: str, category: str) -> tuple[str, str, str]:
     """
     if category == ALL:
         return kind, f"{kind}_low", f"{kind}_high"
-    if RESERVED.isdisjoint(category.split("_")):
+    words = category.split("_")
+    if RESERVED.isdisjoint(words) and words[0] not in TABLES:
         return f"{kind}_{category}", f"{kind}_{category}_low", f"{kind}_{category}_high"
     return f"{kind}_of/{category}", f"{kind}_of_low/{category}", f"{kind}_of_high/{category}"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from attrs import frozen, validators
 
+from dsl.errors import DataError
 from dsl.op import field, op, seed_field
 from ops.artifacts import Draft, Report, TargetModel, TokenShards
 from ops.lib.drafts.algorithms import algorithm_names, code_of
@@ -46,7 +47,20 @@ class Evaluate:
         default=None,
         external=True,
         help="prompts from a file instead of the split: JSON lines with id, category, messages and, if there are "
-        "any, images (docs/evaluation.md)",
+        "any, images, or the file of a published benchmark (docs/evaluation.md)",
+    )
+    benchmark_form: Literal["auto", "messages", "turns", "humaneval", "gsm8k", "math"] = field(
+        default="auto", keyed_default=False, help="the form of the benchmark's rows; auto: by the keys of the first one"
+    )
+    benchmark_prompt: Literal["as-is", "z-lab"] = field(
+        default="as-is",
+        keyed_default=False,
+        help="z-lab: with the words around questions of GSM8K, MATH-500 and HumanEval that z-lab's figures have",
+    )
+    first_turn: bool = field(
+        default=False,
+        keyed_default=False,
+        help="only the first turn of each row of a benchmark is asked; default: each, after the target's own answers",
     )
     max_prompts: int | None = field(
         default=64,
@@ -61,6 +75,12 @@ class Evaluate:
         help="0: greedy, and answers are checked token by token; above: speculative sampling from the target's own "
         "distribution, whose answers cannot be checked",
     )
+    temperatures: tuple[float, ...] = field(
+        default=(),
+        keyed_default=False,
+        validator=validators.deep_iterable(validators.and_(validators.ge(0), _temperature)),
+        help="further temperatures at which tau is measured, one after the other; answers are checked at 0",
+    )
     block_size: int | None = field(
         default=None,
         validator=validators.optional(validators.ge(2)),
@@ -71,6 +91,12 @@ class Evaluate:
         neutral=True,
         validator=validators.ge(1),
         help="prompts decoded at the same time; the speed-up is measured at this size",
+    )
+    batch_sizes: tuple[int, ...] = field(
+        default=(),
+        keyed_default=False,
+        validator=validators.deep_iterable(validators.ge(1)),
+        help="further batch sizes at which the speed-up is measured, one after the other",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", help="of the forward passes of target and draft"
@@ -88,14 +114,14 @@ class Evaluate:
     output = Report
     shows_results = True
     judged_by = "eval/tau"
-    main_figures = "eval/(tau(_(?!random|unclipped).+)?|speedup|lossless_errors|ties|prompts)"
+    main_figures = "eval/(tau(_(?!random|unclipped|context_|turn_).+)?|speedup|lossless_errors|ties|prompts)"
     answers = ("good", "safe")
 
     @staticmethod
     def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
         """Mistakes against nodes above: blocks larger than in training, or a split that ingest leaves empty.
 
-        Each is checked only if the pipeline has that node.
+        Each is checked only if the pipeline has that node. Fields of a benchmark without one are mistakes too.
         """
         size, trained = values.get("block_size"), above("draft", "draft").get("block_size")
         wrong = {}
@@ -103,6 +129,13 @@ class Evaluate:
             wrong["block_size"] = (
                 f"{size} is more than the {trained} that the draft is trained with: use 2 to {trained}"
             )
+        if values.get("benchmark") is None:
+            given = {name: values.get(name) for name in ("benchmark_form", "benchmark_prompt", "first_turn")}
+            wrong |= {
+                name: "is about a benchmark: set benchmark, or leave it out"
+                for name, value in given.items()
+                if value not in (None, "auto", "as-is", False)
+            }
         only, split = above("tokens", "samples", "samples").get("split"), values.get("split")
         if values.get("benchmark") is None and None not in (only, split) and only != split:
             wrong["split"] = f'has no samples: ingest puts all of them into "{only}"'
@@ -113,17 +146,30 @@ class Evaluate:
         """The largest difference of logits that counts as a tie: tie_margin, or the dtype's default."""
         return TIE_MARGINS[self.dtype] if self.tie_margin is None else self.tie_margin
 
+    @property
+    def further_passes(self) -> tuple[tuple[float, int], ...]:
+        """Temperature and batch size of each pass over the prompts after the first one."""
+        temperatures = dict.fromkeys((self.temperature, *self.temperatures))
+        sizes = dict.fromkeys((self.batch_size, *self.batch_sizes))
+        every = [*((each, self.batch_size) for each in temperatures), *((self.temperature, each) for each in sizes)]
+        return tuple(each for each in every if each != (self.temperature, self.batch_size))
+
     def external_files(self) -> Mapping[str, Path | None]:
         """The image files that the benchmark names."""
         if self.benchmark is None or not Path(self.benchmark).is_file():
             return {}
-        from ops.ingest.read import Reading, named_images  # slow
+        from ops.evaluate.benchmark_rows import Benchmark, named_images  # slow
 
-        return dict(named_images(Reading(sources=(Path(self.benchmark),), format="json")))
+        try:
+            return dict(named_images(Benchmark.of(self)))
+        except DataError:  # told by missing_here, beside the mistakes of other nodes
+            return {}
 
     def chosen_libraries(self) -> tuple[str, ...]:
-        """Libraries in the key besides key_libraries: the one that renders a benchmark's messages."""
-        return () if self.benchmark is None else ("jinja2",)
+        """Libraries in the key besides key_libraries: those that read a benchmark and render its messages."""
+        if self.benchmark is None:
+            return ()
+        return ("jinja2", "pyarrow") if self.benchmark.lower().endswith(".parquet") else ("jinja2",)
 
     def chosen_code(self) -> tuple[str, ...]:
         """The code of all draft algorithms, since the draft's is known only once it exists."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,8 @@ from attrs import evolve
 
 from dsl.errors import DataError
 from dsl.estimate import Amount, Estimate, Growth, PlanContext
-from ops.evaluate.benchmark_rows import check_benchmark
+from ops.evaluate.benchmark_rows import Benchmark, checked_rows
 from ops.evaluate.op import Evaluate
-from ops.ingest.records import json_records
 from ops.lib.data.files import read_json
 from ops.lib.drafts.backbone.sizes import draft_parameters
 from ops.lib.forecasts import DraftForecast, Kind, ReportForecast, TargetForecast, first_counted, identity_of
@@ -65,7 +64,7 @@ def _growth(config: Evaluate, context: PlanContext) -> Growth | None:
         return None
     counted, tried = first_counted(context.inputs["tokens"]), context.trial.config
     if config.benchmark is not None:
-        sizes = Counter(_categories(Path(config.benchmark)))
+        sizes = Counter(row.category for row in checked_rows(Benchmark.of(config)))
         small, full = (_prompts(sizes, limit) for limit in (tried.max_prompts, config.max_prompts))
     elif counted is not None:
         small = _prompts(_of_split(counted.samples.trial, config.split), tried.max_prompts)
@@ -79,17 +78,6 @@ def _of_split(samples: Mapping[Kind, float], split: str) -> dict[str, float]:
     return {category: count for (category, of), count in samples.items() if of == split}
 
 
-def _categories(file: Path) -> Iterator[str]:
-    """The category of each line of a benchmark. Raises DataError for a line that changed since the trial read it."""
-    for record in json_records(file):
-        mistake = record.mistake
-        if not mistake and not (isinstance(record.row, dict) and "category" in record.row):
-            mistake = 'no JSON object with a "category"'
-        if mistake:
-            raise DataError(f"{record.place}: {mistake}; fix or remove the line")
-        yield str(record.row["category"])
-
-
 def _prompts(by_category: Mapping[str, float], limit: int | None) -> float:
     return sum(min(count, limit or count) for count in by_category.values())
 
@@ -99,7 +87,7 @@ def missing_here(config: Evaluate) -> dict[str, str]:
     if config.benchmark is None or not Path(config.benchmark).exists():
         return {}
     try:
-        check_benchmark(Path(config.benchmark))
+        checked_rows(Benchmark.of(config))
     except DataError as error:
         return {"benchmark": str(error)}
     return {}

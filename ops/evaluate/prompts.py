@@ -1,6 +1,6 @@
 """Prompts from the held-out split or a benchmark file, and whether answers have positions left.
 
-A benchmark is a file of JSON lines (or one array) of
+A benchmark is a file of a published set (ops/evaluate/benchmark_sets.py), or one of JSON lines (or one array) of
 
     {"id": "gsm8k-1", "category": "math", "messages": [{"role": "user", "content": "..."}], "images": ["cats/7.png"]}
 
@@ -13,17 +13,18 @@ are reported at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+import numpy as np
+from attrs import evolve, frozen
 
 from dsl.errors import DataError
 from dsl.op import op_of
 from dsl.stage import Stage
-from ops.evaluate.benchmark_rows import BenchmarkRow, Misfit, benchmark_rows, refuse
+from ops.evaluate.benchmark_rows import Benchmark, BenchmarkRow, Misfit, benchmark_rows, refuse
 from ops.evaluate.op import Evaluate
 from ops.ingest.image_values import encoded_image
 from ops.inject_images.messages import messages as joined_messages
@@ -37,11 +38,13 @@ from ops.lib.target.model import Target, check_images_fit, check_patches_fit
 from ops.lib.target.sizes import context_length, positions
 from ops.lib.vision.images import fault_of, strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
+from ops.tokenize_chat.channels import without_channels
 from ops.tokenize_chat.encode import ChatEncoder, load_each, prompt_ids, prompt_sample
-from ops.tokenize_chat.template import Messages, Tools
+from ops.tokenize_chat.template import Messages
 
 MAX_PIXELS = op_of(InjectImages).fields["max_image_pixels"].default
 MIN_SIDE = op_of(InjectImages).fields["min_image_side"].default
+SHORTEST = "."  # an answer, of which the length of a later prompt has one token
 SHOWN = 100
 
 
@@ -50,7 +53,11 @@ class Prompt:
     """A prompt whose images are read only when needed.
 
     origin: where a user finds it. length: in tokens, those of the images included. sample: reads the target's input,
-    its first `prompt_tokens` tokens. topic: the "category" in the user's data, of a sample of a split.
+    its first `prompt_tokens` tokens. topic: the "category" in the user's data, of a sample of a split. turn: the number
+    of answers before this one, None where it is not known.
+
+    later_lengths: of the prompts that follow from it, in tokens without the answers to those before them. follow: gives
+    the next of them by the tokens of this one's answer, and raises Unusable; None without one.
     """
 
     origin: str
@@ -60,6 +67,9 @@ class Prompt:
     has_images: bool
     sample: Callable[[], TokenSample]
     topic: str | None = None
+    turn: int | None = None
+    later_lengths: tuple[int, ...] = ()
+    follow: Callable[[Sequence[int]], Prompt] | None = None
 
     @classmethod
     def held_out(cls, reader: TokenReader) -> list[Prompt]:
@@ -76,6 +86,22 @@ class Prompt:
             )
             for place, row in enumerate(reader.records)
         ]
+
+
+def with_turns(prompts: Sequence[Prompt], reader: TokenReader) -> list[Prompt]:
+    """The prompts of a split with the number of learnt answers before each.
+
+    Without it if no prompt has one: only the last answers may be learnt, so the turns are not known.
+    """
+    places = {str(row["id"]): place for place, row in enumerate(reader.records)}
+    before = [_learnt_before(reader, places[prompt.id]) for prompt in prompts]
+    return [evolve(prompt, turn=turn if any(before) else None) for prompt, turn in zip(prompts, before, strict=True)]
+
+
+def _learnt_before(reader: TokenReader, place: int) -> int:
+    """The number of runs of learnt tokens in a sample's prompt."""
+    mask = reader.labels(place)[1][: reader.records[place]["prompt_tokens"]].numpy()
+    return int(np.count_nonzero(mask & ~np.concatenate(([False], mask[:-1]))))
 
 
 def processor_of(stage: Stage, target: Target) -> Processor:
@@ -96,58 +122,109 @@ def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Pr
     if config.benchmark is None:
         reader = TokenReader(stage.inputs["tokens"], config.split)
         check_images_fit(reader, target.family)
-        return spread_prompts(Prompt.held_out(reader), config.max_prompts, stage.info)
+        return with_turns(spread_prompts(Prompt.held_out(reader), config.max_prompts, stage.info), reader)
     info = TokenReader(stage.inputs["tokens"]).info
     encoder = ChatEncoder(processor, info.get("enable_thinking"))
-    prompts = read_benchmark(Path(config.benchmark), encoder)
+    prompts = read_benchmark(Benchmark.of(config), encoder)
     if any(prompt.has_images for prompt in prompts):
         check_patches_fit(info, target.family)
     return spread_prompts(prompts, config.max_prompts, stage.info)
 
 
-def read_benchmark(file: Path, encoder: ChatEncoder) -> list[Prompt]:
-    """All prompts of the file. Raises DataError with every line that cannot be used, as `file:line: what to fix`."""
+def read_benchmark(benchmark: Benchmark, encoder: ChatEncoder) -> list[Prompt]:
+    """The first prompt of each row. Raises DataError with every line that cannot be used, as `file:line: what to
+    fix`.
+    """
     prompts: list[Prompt] = []
     misfits: list[Misfit] = []
     with strict_pillow():
-        for row in benchmark_rows(file):
+        for row in benchmark_rows(benchmark):
             if isinstance(row, Misfit):
                 misfits.append(row)
                 continue
             try:
-                prompts.append(_prompt(row, encoder))
+                prompts.append(Dialogue.begun(row, encoder).prompt())
             except Unusable as fault:
                 misfits.append(Misfit(row.place, f"{fault.reason}: {fault.detail}" if fault.detail else fault.reason))
-    refuse(file, misfits, len(misfits) + len(prompts))
+    refuse(benchmark.file, misfits, len(misfits) + len(prompts))
     return prompts
 
 
-def _prompt(row: BenchmarkRow, encoder: ChatEncoder) -> Prompt:
-    """A benchmark's row as a prompt. Raises Unusable."""
-    raw = row.sample
-    turns = joined_messages({"conversations": [turn.row() for turn in raw.turns], "images": raw.images}, "in-place")
-    if raw.images and not encoder.processor.sees:
-        raise Unusable("it has an image, and the target is a text model", "remove it")
-    for image in raw.images:
-        reason, detail = fault_of(encoded_image(image), MAX_PIXELS, MIN_SIDE)
-        if reason:
-            raise Unusable(reason, f"{image}: {detail}" if isinstance(image, Path) else detail)
-    sample = partial(_sample, raw.id, row.category, turns, raw.images, encoder, raw.tools)
-    _, tokens = prompt_ids(raw.id, turns, [encoded_image(image) for image in raw.images], encoder, raw.tools)
-    return Prompt(row.place, raw.id, row.category, tokens, bool(raw.images), sample)
+@frozen(eq=False)
+class Dialogue:
+    """A row of a benchmark up to one of its questions.
+
+    messages: with the target's answers to the questions before it. later: the questions behind it. asked: how many of
+    the row's questions stand before this one.
+    """
+
+    row: BenchmarkRow
+    encoder: ChatEncoder
+    messages: Messages
+    later: tuple[str, ...]
+    asked: int = 0
+
+    @classmethod
+    def begun(cls, row: BenchmarkRow, encoder: ChatEncoder) -> Dialogue:
+        """A row up to its first question. Raises Unusable for an image that cannot be used."""
+        raw = row.sample
+        turns = {"conversations": [turn.row() for turn in raw.turns], "images": raw.images}
+        if raw.images and not encoder.processor.sees:
+            raise Unusable("it has an image, and the target is a text model", "remove it")
+        for image in raw.images:
+            reason, detail = fault_of(encoded_image(image), MAX_PIXELS, MIN_SIDE)
+            if reason:
+                raise Unusable(reason, f"{image}: {detail}" if isinstance(image, Path) else detail)
+        return cls(row, encoder, joined_messages(turns, "in-place"), row.later)
+
+    def prompt(self) -> Prompt:
+        """The question as a prompt. Raises Unusable if the target cannot be asked it, or one behind it."""
+        raw, shown = self.row.sample, f" (turn {self.asked + 1})" if self.asked else ""
+        return Prompt(
+            origin=f"{self.row.place}{shown}",
+            id=f"{raw.id}@{self.asked}" if self.asked else raw.id,
+            category=self.row.category,
+            length=self._length(),
+            has_images=bool(raw.images),
+            sample=self._sample,
+            turn=sum(message["role"] == "assistant" for message in self.messages),
+            later_lengths=tuple(self._later_lengths()),
+            follow=self._follow if self.later else None,
+        )
+
+    def answered(self, text: str) -> Dialogue:
+        """The row up to its next question, after this answer."""
+        said = (
+            {"role": role, "content": _words(words)} for role, words in (("assistant", text), ("user", self.later[0]))
+        )
+        return Dialogue(self.row, self.encoder, [*self.messages, *said], self.later[1:], self.asked + 1)
+
+    def _follow(self, answer: Sequence[int]) -> Prompt:
+        tokens = list(answer[:-1] if answer and answer[-1] in self.encoder.processor.eos_token_ids else answer)
+        text = self.encoder.processor.tokenizer.decode(
+            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return self.answered(without_channels(text) if self.encoder.template.has_channels else text).prompt()
+
+    def _later_lengths(self) -> Iterator[int]:
+        dialogue = self
+        while dialogue.later:
+            dialogue = dialogue.answered(SHORTEST)
+            yield dialogue._length()
+
+    def _length(self) -> int:
+        raw = self.row.sample
+        images = [encoded_image(image) for image in raw.images]
+        return prompt_ids(raw.id, self.messages, images, self.encoder, raw.tools)[1]
+
+    def _sample(self) -> TokenSample:
+        raw = self.row.sample
+        chunks = load_each(raw.images, encoded_image, self.encoder.processor)
+        return prompt_sample(raw.id, self.row.category, self.messages, chunks, self.encoder, raw.tools)
 
 
-def _sample(
-    sample_id: str,
-    category: str,
-    turns: Messages,
-    images: tuple[Path | bytes, ...],
-    encoder: ChatEncoder,
-    tools: Tools,
-) -> TokenSample:
-    """The target's input for a benchmark's row. Raises Unusable."""
-    chunks = load_each(images, encoded_image, encoder.processor)
-    return prompt_sample(sample_id, category, turns, chunks, encoder, tools)
+def _words(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def spread_prompts(
@@ -192,30 +269,43 @@ def check_lengths(
         ((name, limit) for name, limit in limits.items() if limit is not None), key=lambda named: named[1]
     )
     answer = max_new_tokens + 1  # the first token comes from the prefill
-    too_long = [prompt for prompt in prompts if prompt.length + answer > limit]
+    every = [(prompt.origin, turn, length) for prompt in prompts for turn, length in enumerate(_lengths(prompt))]
+    too_long = [(origin, turn, length) for origin, turn, length in every if length + (turn + 1) * answer > limit]
     if not too_long:
         return
-    lines = [f"  {prompt.origin}: {prompt.length} + {answer} = {prompt.length + answer}" for prompt in too_long[:SHOWN]]
+    lines = [
+        f"  {origin}{f' (turn {turn + 1})' if turn else ''}: {length} + {f'{turn + 1} x ' if turn else ''}{answer} = "
+        f"{length + (turn + 1) * answer}"
+        for origin, turn, length in too_long[:SHOWN]
+    ]
     if len(too_long) > SHOWN:
         lines.append(f"  ... and {len(too_long) - SHOWN} more")
     raise DataError(
         "\n".join(
             [
-                f"{len(too_long)} of {len(prompts)} prompts and their answers ({field} = {max_new_tokens}, and "
+                f"{len(too_long)} of {len(every)} prompts and their answers ({field} = {max_new_tokens}, and "
                 f"the first token) may need more tokens than the {limit} positions of the {whose} "
                 "(max_position_embeddings of its config.json), beyond which answers and tau are poor:",
                 *lines,
-                _remedy(too_long, limit, field),
+                _remedy([(turn, length) for _, turn, length in too_long], limit, field),
             ]
         )
     )
 
 
-def _remedy(too_long: Sequence[Prompt], limit: int, field: str) -> str:
-    longest = max(prompt.length for prompt in too_long)
+def _lengths(prompt: Prompt) -> tuple[int, ...]:
+    """The lengths of a prompt and of those that follow from it, without the answers to them."""
+    return (prompt.length, *prompt.later_lengths)
+
+
+def _remedy(too_long: Sequence[tuple[int, int]], limit: int, field: str) -> str:
+    """too_long: turn and length of each prompt."""
+    most = min((limit - length) // (turn + 1) for turn, length in too_long) - 1
     leave_out = (
         "remove these prompts: by max_length of tokenize_chat, or from the benchmark's file if they come from one"
     )
-    if longest + 2 > limit:
+    if any(turn for turn, _ in too_long):
+        leave_out += ", or set first_turn = true"
+    if most < 1:
         return f"{leave_out}; no {field} is small enough for all of them"
-    return f"set {field} = {limit - longest - 1} or less, or {leave_out}"
+    return f"set {field} = {most} or less, or {leave_out}"

@@ -11,19 +11,20 @@ from functools import partial
 from typing import Any
 
 import torch
+from attrs import evolve
 
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.evaluate.conflicts import conflicts
 from ops.evaluate.figures import figures
-from ops.evaluate.lossless import compare, difference_text, lossless_message
+from ops.evaluate.lossless import difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
 from ops.evaluate.prompts import check_lengths, choose_prompts, processor_of
 from ops.evaluate.statistics import is_repetition
 from ops.evaluate.summary import Summary, metrics
-from ops.evaluate.turns import JOURNAL, Decoder, decode_in_turns
-from ops.lib.data.files import write_json, write_jsonl
+from ops.evaluate.turns import JOURNAL, Decoder, decode_conversations
+from ops.lib.data.files import read_json, write_json, write_jsonl
 from ops.lib.drafts.backbone.load import import_record, load_draft, random_draft
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.decoding.decode_options import DraftUse
@@ -53,29 +54,34 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         draft=draft,
         untrained=random_draft(draft.config, seed, stage.device, dtype) if config.random_draft else None,
         use=DraftUse.of(draft.config, config.block_size),
-        settings=DecodeSettings(
-            config.max_new_tokens,
-            config.temperature,
-            seed,
-            within=config.largest_tie if config.temperature == 0 else 0.0,
-        ),
+        settings=_settings(config, config.temperature),
     )
     processor = processor_of(stage, target)
     prompts = choose_prompts(config, stage, target, processor)
     check_lengths(prompts, target.family.text_config, draft.config, config.max_new_tokens)
-    results, batches = decode_in_turns(decoder, prompts, config.batch_size, stage)
+    answered = decode_conversations(decoder, prompts, config.batch_size, stage)
+    further = []
+    for temperature, size in config.further_passes:
+        stage.info(f"the same prompts at temperature {temperature:g} in batches of {size}")
+        other = evolve(decoder, untrained=None, settings=_settings(config, temperature))
+        journal = f"{JOURNAL}-{temperature:g}-{size}-"
+        further.append(decode_conversations(other, prompts, size, stage, journal))
     summary = Summary(
         config=config,
         use=decoder.use,
         trained_block_size=draft.config.block_size,
-        prompts=prompts,
-        results=results,
-        batches=batches,
-        losses=compare(results) if config.temperature == 0 else None,
+        answered=answered,
+        further=further,
+        enable_thinking=read_json(stage.inputs["tokens"].path / "tokens.json").get("enable_thinking"),
         inputs={name: stage.inputs[name].digest for name in ("draft", "target", "tokens")},
         imported=import_record(stage.inputs["draft"].path),
     )
     finish(summary, processor, stage)
+
+
+def _settings(config: Evaluate, temperature: float) -> DecodeSettings:
+    within = config.largest_tie if temperature == 0 else 0.0
+    return DecodeSettings(config.max_new_tokens, temperature, config.seed or 0, within)
 
 
 def _statements(stage: Stage) -> dict[str, Any]:
@@ -90,9 +96,8 @@ def _statements(stage: Stage) -> dict[str, Any]:
 
 def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
     """Write and log all results; if answers are not lossless, write to the work folder and raise the error."""
-    losses = summary.losses
-    has_lost = losses is not None and bool(losses.errors)
-    folder = stage.work_dir / LOST if has_lost else stage.out_dir
+    lost = next((losses for losses in summary.every_loss if losses.errors), None)
+    folder = stage.work_dir / LOST if lost is not None else stage.out_dir
     folder.mkdir(exist_ok=True)
     report, measured = summary.report(), summary.measured()
     write_json(folder / "report.json", report)
@@ -104,11 +109,12 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
         stage.figure(name, figure)
     text = partial(token_text, processor)
     report_result(stage, summary, report["tau"]["all"], measured, text)
-    if losses is not None and losses.errors:
+    if lost is not None:
         # Answers decoded with the bug must not be reused once it is fixed.
-        (stage.work_dir / JOURNAL).unlink()
+        for journal in stage.work_dir.glob(f"{JOURNAL}*.jsonl"):
+            journal.unlink()
         raise DataError(
-            lossless_message(losses, summary.config.largest_tie, measured["rounding"], text, str(folder.resolve()))
+            lossless_message(lost, summary.config.largest_tie, measured["rounding"], text, str(folder.resolve()))
         )
 
 
@@ -129,6 +135,10 @@ def report_result(
         )
     else:
         stage.info(f"no tau: the target's answer to each of the {tau['prompts']} prompts is one token; {faster}")
+    for prompt, reason in summary.answered.unasked:
+        stage.warn(
+            f'the turns behind prompt "{prompt}" are not asked, since the answer cannot be shown again: {reason}'
+        )
     repeated = sum(is_repetition(result.plain.tokens) for result in summary.results)
     if 2 * repeated > len(summary.results):
         stage.warn(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.evaluate.comparison import compare_evaluations
-from ops.evaluate.intervals import ALL, MOST_TOPICS
+from ops.evaluate.intervals import ALL, MOST_GROUPS, OTHERS, PART_LABELS, parted
 from ops.evaluate.verdicts import verdicts
 from ops.lib.data.files import read_json
 from ops.lib.report_sections import NOT_KNOWN, Cell, Compared, Html, Section, Table, interval_text, is_known
@@ -21,11 +21,14 @@ def report(folder: Path) -> Sequence[Section]:
     measurements = folder / "measurements.json"  # not a part of the artifact's content
     measured = read_json(measurements) if measurements.exists() else None
     return [
-        _tau(report),
-        *([_topics(report["tau_by_topic"])] if "tau_by_topic" in report else ()),
+        _tau(report, measured),
+        *(_parts(table, parts, f"By {PART_LABELS[table]}.") for table, parts in parted(report).items()),
+        *([_temperatures(report["tau_by_temperature"])] if "tau_by_temperature" in report else ()),
+        *([_groups(report["tau_by_group"])] if "tau_by_group" in report and report["benchmark"] is None else ()),
         *([_confidence(measured["confidence"])] if measured is not None and "confidence" in measured else ()),
         _lossless(report),
         *(() if measured is None else (_speed(measured),)),
+        *([_batches(measured["speedup_by_batch"])] if measured and "speedup_by_batch" in measured else ()),
         Section("Answers", Html((folder / "prompts.html").read_text("utf-8"), PAGE_HEIGHT)),
         *verdicts(report, measured),
     ]
@@ -36,7 +39,34 @@ def compare(artifacts: Sequence[Compared]) -> Sequence[Section]:
     return list(compare_evaluations(artifacts))
 
 
-def _tau(report: Mapping[str, Any]) -> Section:
+def comparable(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> str:
+    """The line by which tau compares with figures of others: what they depend on, and both means."""
+    thinking = {None: "thinking as the chat template has it", True: "with thinking", False: "without thinking"}
+    size = None if measured is None else measured["batch_size"]
+    turns = {
+        "last": "last turn of each conversation",
+        "first": "first turn of each conversation",
+        "each": "each turn, after the target's own answers",
+    }
+    parts = [
+        f"temperature {report['temperature']:g}",
+        f"at most {report['max_new_tokens']} new tokens",
+        thinking[report["enable_thinking"]],
+        *([] if size is None else [f"batches of {size}"]),
+        turns[report["turns"]],
+        *(["prompts as z-lab words them"] if report["benchmark_prompt"] == "z-lab" else []),
+    ]
+    return (
+        f"For comparison: {', '.join(parts)}; tau {_figure(report['tau'][ALL])} over all steps, "
+        f"{_figure(report['mean_of_prompts'])} as the mean of prompts."
+    )
+
+
+def _figure(tau: Mapping[str, Any]) -> str:
+    return "none" if tau["tau"] is None else f"{tau['tau']:.2f}"
+
+
+def _tau(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Section:
     untrained = report.get("tau_random", {})
     rows: list[Sequence[Cell]] = [
         (
@@ -59,25 +89,49 @@ def _tau(report: Mapping[str, Any]) -> Section:
         f"Tokens per verification step, of prompts from {source}: {way}, {size}, {report['dtype']}, at most "
         f"{report['max_new_tokens']} tokens each. 1 is plain decoding. Intervals resample prompts. "
         f"{report['tau'][ALL]['cut_steps']} steps accepted more than the answer contains, after its end or its maximum "
-        "length: they would not gain from larger blocks.",
+        "length: they would not gain from larger blocks."
+        + (f" {comparable(report, measured)}" if "mean_of_prompts" in report else ""),
     )
 
 
-def _topics(taus: Mapping[str, Any]) -> Section:
+def _parts(label: str, parts: Mapping[str, Any], note: str) -> Section:
+    """A table of tau by part. label: of the parts, which is in the title too."""
     rows: list[Sequence[Cell]] = [
-        (
-            topic,
-            tau["prompts"],
-            _rounded(tau["tau"]),
-            interval_text(tau, "none for one prompt" if tau["steps"] else "no step"),
-        )
-        for topic, tau in taus.items()
+        (name or OTHERS, tau["prompts"], tau["steps"], _rounded(tau["tau"]), interval_text(tau, "none for one prompt"))
+        for name, tau in parts.items()
     ]
-    return Section(
-        "tau by topic",
-        Table(("topic", "number", "tau", "95 % interval"), rows),
-        f'The "category" of the data\'s own rows; at most the {MOST_TOPICS} with the most prompts.',
+    return Section(f"tau by {label}", Table((label, "prompts", "steps", "tau", "95 % interval"), rows), note)
+
+
+def _groups(taus: Mapping[str, Any]) -> Section:
+    note = (
+        f'The "category" of the data\'s own rows, of the {MOST_GROUPS} with the most prompts; the other prompts, those '
+        f'without a category too, are "{OTHERS}".'
     )
+    return _parts("group", taus, note)
+
+
+def _temperatures(taus: Mapping[str, Any]) -> Section:
+    rows: list[Sequence[Cell]] = [
+        (name, _rounded(tau["tau"]), interval_text(tau, "none for one prompt"), *_differences(tau["lossless"]))
+        for name, tau in sorted(taus.items(), key=lambda each: float(each[0]))
+    ]
+    columns = ("temperature", "tau", "95 % interval", "errors", "ties")
+    return Section("tau by temperature", Table(columns, rows), "Errors and ties as under losslessness, at 0 only.")
+
+
+def _differences(lossless: Mapping[str, int] | None) -> tuple[int | None, int | None]:
+    return (None, None) if lossless is None else (lossless["errors"], lossless["ties"])
+
+
+def _batches(speeds: Mapping[str, Any]) -> Section:
+    rows: list[Sequence[Cell]] = []
+    for size, speed in sorted(speeds.items(), key=lambda each: int(each[0])):
+        low, high = speed["speedup_low"], speed["speedup_high"]
+        interval = "none for one batch" if low is None else f"{low:.2f} to {high:.2f}"
+        rows.append((int(size), round(speed["speedup"], 2) if is_known(low, high) else NOT_KNOWN, interval))
+    note = "Over plain decoding of the same prompts in batches of this size at most."
+    return Section("Speed-up by batch size", Table(("batch size", "speed-up", "95 % interval"), rows), note)
 
 
 def _rounded(tau: float | None) -> float | None:

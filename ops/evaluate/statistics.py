@@ -1,19 +1,24 @@
 """The figures of an evaluation, from decoded prompts: tau, its intervals and parts, the speed-up, and calibration.
 
+A part of tau is a sum over steps, of those that a key puts into it (`tau_by`): the parts of a table add up to all.
+
 N prompts or batches, R resamplings, S slots that a step reached: the accepted ones, and the one that was refused
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
-from attrs import frozen
+from attrs import astuple, frozen
 
-from ops.evaluate.intervals import ALL, MOST_TOPICS, interval, resampled
+from ops.evaluate.intervals import ALL, LONGEST_CONTEXT, MOST_GROUPS, REST, interval, resampled
 from ops.lib.drafts.decoding.decode import Decoded
+
+Name = TypeVar("Name", int, str)
 
 POSITION_BINS = 16  # of an answer, at most, and tokens of the narrowest
 BINS = 10  # of the calibration
@@ -35,12 +40,24 @@ class Tau:
 
 
 @frozen
+class TauOfPart:
+    """tau of some steps, with a 95 % bootstrap interval over the prompts that have one."""
+
+    tau: float | None
+    low: float | None
+    high: float | None
+    prompts: int
+    steps: int
+    generated: int
+
+
+@frozen
 class TauAtPosition:
     """tau of the steps whose anchor is among the answer's tokens `first` to `last`; 0 is the prefill's."""
 
     first: int
     last: int
-    tau: float
+    tau: float | None
     low: float | None
     high: float | None
     prompts: int
@@ -93,14 +110,11 @@ def by_category(answers: Iterable[tuple[str, Decoded]]) -> dict[str, list[Decode
     return groups
 
 
-def by_topic(answers: Iterable[tuple[str | None, Decoded]]) -> dict[str, list[Decoded]]:
-    """The answers by topic, for the MOST_TOPICS topics with the most prompts, in order of name; {} without a topic."""
-    groups: dict[str, list[Decoded]] = {}
-    for topic, answer in answers:
-        if topic is not None:
-            groups.setdefault(topic, []).append(answer)
-    largest = sorted(groups, key=lambda topic: (-len(groups[topic]), topic))[:MOST_TOPICS]
-    return {topic: groups[topic] for topic in sorted(largest)}
+def reported_groups(groups: Sequence[str | None]) -> list[str]:
+    """The group of each prompt as it is reported: REST without one, and beyond the MOST_GROUPS with most prompts."""
+    sizes = Counter(group for group in groups if group is not None)
+    largest = set(sorted(sizes, key=lambda group: (-sizes[group], group))[:MOST_GROUPS])
+    return [group if group in largest else REST for group in groups]
 
 
 def tau_interval(
@@ -130,6 +144,57 @@ def steps_of(answer: Decoded) -> list[tuple[int, int]]:
     return steps
 
 
+def tau_by(
+    decoded: Sequence[Decoded],
+    key: Callable[[int, int], Name],
+    resamplings: int,
+    seed: int,
+    block_size: float = math.inf,
+) -> dict[Name, TauOfPart]:
+    """tau of the steps in each part, in order of the parts; what has no step is missing. Intervals resample prompts.
+
+    key: gives the part of a step by the place of its answer in `decoded`, and that of its anchor in the answer.
+    """
+    sums: dict[Name, np.ndarray] = defaultdict(lambda: np.zeros((2, len(decoded))))
+    for place, answer in enumerate(decoded):
+        for anchor, tokens in steps_of(answer):
+            sums[key(place, anchor)][:, place] += tokens, 1
+    found = {}
+    for part in sorted(sums):
+        generated_N, steps_N = sums[part]
+        low, high = tau_interval(generated_N, steps_N, resamplings, seed, block_size)
+        found[part] = TauOfPart(
+            tau=float(generated_N.sum() / steps_N.sum()),
+            low=low,
+            high=high,
+            prompts=int((steps_N > 0).sum()),
+            steps=int(steps_N.sum()),
+            generated=int(generated_N.sum()),
+        )
+    return found
+
+
+def context_part(tokens: int) -> str:
+    """The part of a step by the tokens of prompt and answer before its anchor: "00k" below 1,024, "01k" up to
+    2,047, "02k", "04k" ... "64k".
+    """
+    thousands = tokens >> 10
+    return f"{min(1 << thousands.bit_length() - 1, LONGEST_CONTEXT) if thousands else 0:02d}k"
+
+
+def mean_of_prompts(decoded: Sequence[Decoded], resamplings: int, seed: int, block_size: float = math.inf) -> TauOfPart:
+    """The mean of each prompt's tau, as others report it: a prompt of few steps counts as much as one of many.
+
+    Prompts without a step have none and are left out. None for the mean without any, and for the interval of one.
+    """
+    answers = [answer for answer in decoded if answer.steps]
+    taus_N = np.array([answer.generated / answer.steps for answer in answers])
+    mean = float(taus_N.mean()) if answers else None
+    low, high = tau_interval(taus_N, np.ones(len(answers)), resamplings, seed, block_size)
+    steps, generated = sum(answer.steps for answer in answers), sum(answer.generated for answer in answers)
+    return TauOfPart(mean, low, high, len(answers), steps, generated)
+
+
 def tau_by_position(
     decoded: Sequence[Decoded], max_new_tokens: int, resamplings: int, seed: int, block_size: float = math.inf
 ) -> list[TauAtPosition]:
@@ -140,31 +205,11 @@ def tau_by_position(
     width = POSITION_BINS
     while width * POSITION_BINS < max_new_tokens:
         width *= 2
-    bins = -(-max_new_tokens // width)
-    generated_BN = np.zeros((bins, len(decoded)))
-    steps_BN = np.zeros((bins, len(decoded)))
-    for place, answer in enumerate(decoded):
-        for anchor, tokens in steps_of(answer):
-            generated_BN[anchor // width, place] += tokens
-            steps_BN[anchor // width, place] += 1
-    found = []
-    for number, (generated_N, steps_N) in enumerate(zip(generated_BN, steps_BN, strict=True)):
-        if not steps_N.sum():
-            continue
-        low, high = tau_interval(generated_N, steps_N, resamplings, seed, block_size)
-        found.append(
-            TauAtPosition(
-                first=number * width,
-                last=min((number + 1) * width, max_new_tokens) - 1,
-                tau=float(generated_N.sum() / steps_N.sum()),
-                low=low,
-                high=high,
-                prompts=int((steps_N > 0).sum()),
-                steps=int(steps_N.sum()),
-                generated=int(generated_N.sum()),
-            )
-        )
-    return found
+    parts = tau_by(decoded, lambda _, anchor: anchor // width, resamplings, seed, block_size)
+    return [
+        TauAtPosition(number * width, min((number + 1) * width, max_new_tokens) - 1, *astuple(part))
+        for number, part in parts.items()
+    ]
 
 
 def acceptance_by_slot(decoded: Sequence[Decoded], block_size: int) -> list[float | None]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict, frozen
 
-from ops.evaluate.intervals import ALL, tau_names, topic_names
-from ops.evaluate.lossless import Losses, rounding
+from ops.evaluate.intervals import ALL, REST, group_names, part_names, tau_names
+from ops.evaluate.lossless import Losses, compare, rounding
 from ops.evaluate.op import Evaluate
 from ops.evaluate.prompts import Prompt
 from ops.evaluate.statistics import (
@@ -17,35 +18,58 @@ from ops.evaluate.statistics import (
     acceptance_length,
     accepted_lengths,
     by_category,
-    by_topic,
     calibration,
+    context_part,
+    mean_of_prompts,
+    reported_groups,
     speedup,
+    tau_by,
     tau_by_position,
 )
-from ops.evaluate.turns import BatchResult, PromptResult
+from ops.evaluate.turns import Answered, PromptResult
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_options import DraftUse
 
 ORIGIN = ("publisher", "trained_for")
 WAYS = ("plain", "speculative")
+NAMED_PARTS = ("tau_by_context", "tau_by_turn", "tau_by_temperature")  # whose parts have fixed names
 
 
 @frozen(kw_only=True)
 class Summary:
-    """All results of an evaluation. losses: None if answers were sampled, which cannot be compared.
+    """All results of an evaluation. further: those of the passes after the first one, at other temperatures and batch
+    sizes.
 
-    imported: see `import_record`.
+    enable_thinking: as the chat template got it. imported: see `import_record`.
     """
 
     config: Evaluate
     use: DraftUse
     trained_block_size: int
-    prompts: Sequence[Prompt]
-    results: Sequence[PromptResult]
-    batches: Sequence[BatchResult]
-    losses: Losses | None
+    answered: Answered
+    further: Sequence[Answered]
     inputs: Mapping[str, str]
+    enable_thinking: bool | None
     imported: Mapping[str, Any] | None = None
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        return self.answered.prompts
+
+    @property
+    def results(self) -> Sequence[PromptResult]:
+        return self.answered.results
+
+    @cached_property
+    def losses(self) -> Losses | None:
+        """The comparison of the answers with the plain ones; None if they were sampled, which cannot be compared."""
+        return _losses(self.answered)
+
+    @cached_property
+    def every_loss(self) -> Sequence[Losses]:
+        """The comparisons of all passes at temperature 0."""
+        found = [self.losses, *map(_losses, self.further)]
+        return [losses for losses in found if losses is not None]
 
     def report(self) -> dict[str, Any]:
         """The content of report.json."""
@@ -55,6 +79,11 @@ class Summary:
         report: dict[str, Any] = {
             "split": config.split if config.benchmark is None else None,
             "benchmark": None if config.benchmark is None else Path(config.benchmark).name,
+            "benchmark_form": config.benchmark_form,
+            "benchmark_prompt": config.benchmark_prompt,
+            "turns": self._turns(),
+            "unasked": [{"id": id_, "reason": reason} for id_, reason in self.answered.unasked],
+            "enable_thinking": self.enable_thinking,
             "dtype": config.dtype,
             "max_new_tokens": config.max_new_tokens,
             "temperature": config.temperature,
@@ -66,15 +95,17 @@ class Summary:
             "differences": [],
             "tau": self._by_category(trained),
             "tau_by_position": self._by_position(trained),
+            "mean_of_prompts": asdict(mean_of_prompts(trained, *self._drawing)),
+            **self._tables(trained),
             "acceptance_by_slot": acceptance_by_slot(trained, size),
             "accepted_lengths": accepted_lengths(trained, size),
             "inputs": dict(self.inputs),
         }
         if self.losses is not None:
-            report["lossless"] = {"errors": len(self.losses.errors), "ties": len(self.losses.ties)}
+            report["lossless"] = _counts(self.losses)
             report["differences"] = self.losses.rows()
-        if topics := by_topic(zip((prompt.topic for prompt in self.prompts), trained, strict=True)):
-            report["tau_by_topic"] = self._taus(topics)
+        if len(temperatures := self._passes(self.config.batch_size, None)) > 1:
+            report["tau_by_temperature"] = {f"{each.temperature:g}": self._tau(each) for each in temperatures}
         if self.imported is not None:
             report["imported"] = {name: self.imported[name] for name in ORIGIN if name in self.imported}
         if untrained:
@@ -82,21 +113,47 @@ class Summary:
             report["acceptance_by_slot_random"] = acceptance_by_slot(untrained, size)
         return report
 
+    def _turns(self) -> str:
+        """Which turns were asked: "last" of each conversation, or of a benchmark's turns "each" or "first"."""
+        if self.config.benchmark is None:
+            return "last"
+        if self.config.first_turn:
+            return "first"
+        return "each" if any(prompt.follow is not None for prompt in self.prompts) else "last"
+
     def _by_category(self, answers: Sequence[Decoded]) -> dict[str, dict[str, float | None]]:
         """tau over all prompts under "all", and for each category under its name."""
-        return self._taus(by_category(zip((result.category for result in self.results), answers, strict=True)))
-
-    def _taus(self, groups: Mapping[str, Sequence[Decoded]]) -> dict[str, dict[str, float | None]]:
-        draws, seed = self.config.bootstrap, self.config.seed or 0
-        return {
-            name: asdict(acceptance_length(group, draws, seed, self.use.block_size)) for name, group in groups.items()
-        }
+        groups = by_category(zip((result.category for result in self.results), answers, strict=True))
+        return {name: asdict(acceptance_length(group, *self._drawing)) for name, group in groups.items()}
 
     def _by_position(self, answers: Sequence[Decoded]) -> list[dict[str, float | None]]:
-        config = self.config
-        draws, seed = config.bootstrap, config.seed or 0
-        found = tau_by_position(answers, config.max_new_tokens, draws, seed, self.use.block_size)
-        return [asdict(part) for part in found]
+        return [asdict(part) for part in tau_by_position(answers, self.config.max_new_tokens, *self._drawing)]
+
+    def _tables(self, answers: Sequence[Decoded]) -> dict[str, dict[str, dict[str, float | None]]]:
+        """The tables of tau by part, each a sum over all steps; a table that is not known of every prompt is missing.
+
+        A key gives a part by the place of a prompt and that of an anchor in its answer.
+        """
+        lengths = [prompt.length for prompt in self.prompts]
+        turns = [str(prompt.turn) for prompt in self.prompts if prompt.turn is not None]
+        is_set = self.config.benchmark is not None
+        groups = reported_groups([prompt.category if is_set else prompt.topic for prompt in self.prompts])
+        keys: dict[str, Callable[[int, int], str]] = {
+            "tau_by_context": lambda place, anchor: context_part(lengths[place] + anchor)
+        }
+        if len(turns) == len(lengths):
+            keys["tau_by_turn"] = lambda place, _: turns[place]
+        if set(groups) != {REST}:
+            keys["tau_by_group"] = lambda place, _: groups[place]
+        return {
+            name: {part: asdict(tau) for part, tau in tau_by(answers, key, *self._drawing).items()}
+            for name, key in keys.items()
+        }
+
+    @property
+    def _drawing(self) -> tuple[int, int, int]:
+        """Resamplings and seed of the intervals, and the most tokens of a step."""
+        return self.config.bootstrap, self.config.seed or 0, self.use.block_size
 
     def rows(self) -> list[dict[str, Any]]:
         """The lines of prompts.jsonl."""
@@ -107,7 +164,7 @@ class Summary:
 
     def measured(self) -> dict[str, Any]:
         """The content of measurements.json."""
-        times = [batch.time for batch in self.batches]
+        times = [batch.time for batch in self.answered.batches]
         measured: dict[str, Any] = {
             "plain_seconds": sum(time.plain_seconds for time in times),
             "plain_tokens": sum(time.plain_tokens for time in times),
@@ -115,12 +172,15 @@ class Summary:
             "speculative_tokens": sum(time.speculative_tokens for time in times),
             "batches": len(times),
             "times": [
-                {"prompts": [result.id for result in batch.results], **asdict(batch.time)} for batch in self.batches
+                {"prompts": [result.id for result in batch.results], **asdict(batch.time)}
+                for batch in self.answered.batches
             ],
             "batch_size": self.config.batch_size,
-            **speedup(times, self.config.bootstrap, self.config.seed or 0),
+            **self._speedup(self.answered),
             "parts": {way: self._parts(way) for way in WAYS},
         }
+        if len(sizes := self._passes(None, self.config.temperature)) > 1:
+            measured["speedup_by_batch"] = {str(each.batch_size): self._speedup(each) for each in sizes}
         confidence = calibration([result.speculative for result in self.results])
         if confidence is not None:  # its last digits depend on the size of the batches
             measured["confidence"] = confidence
@@ -128,13 +188,37 @@ class Summary:
             measured["rounding"] = rounding(self.results)
         return measured
 
+    def _passes(self, batch_size: int | None, temperature: float | None) -> list[Answered]:
+        """The passes of a batch size or at a temperature, in order of the other."""
+        every = (self.answered, *self.further)
+        found = [
+            each for each in every if batch_size in (None, each.batch_size) and temperature in (None, each.temperature)
+        ]
+        return sorted(found, key=lambda each: (each.temperature, each.batch_size))
+
+    def _tau(self, answered: Answered) -> dict[str, Any]:
+        """tau of a pass, and whether its answers are the target's own."""
+        decoded, losses = [result.speculative for result in answered.results], _losses(answered)
+        return asdict(acceptance_length(decoded, *self._drawing)) | {"lossless": _counts(losses)}
+
+    def _speedup(self, answered: Answered) -> dict[str, float | None]:
+        return speedup([batch.time for batch in answered.batches], self.config.bootstrap, self.config.seed or 0)
+
     def _parts(self, way: str) -> dict[str, float]:
         """The seconds of all batches by part of the work. way: "plain" or "speculative"."""
         parts: dict[str, float] = {}
-        for batch in self.batches:
+        for batch in self.answered.batches:
             for name, seconds in batch.parts[way].items():
                 parts[name] = parts.get(name, 0.0) + seconds
         return parts
+
+
+def _losses(answered: Answered) -> Losses | None:
+    return compare(answered.results) if answered.temperature == 0 else None
+
+
+def _counts(losses: Losses | None) -> dict[str, int] | None:
+    return None if losses is None else {"errors": len(losses.errors), "ties": len(losses.ties)}
 
 
 def prompt_row(result: PromptResult, prompt_tokens: int) -> dict[str, Any]:
@@ -162,8 +246,12 @@ def metrics(report: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str,
     for kind in ("tau", "tau_random"):
         for category, tau in report.get(kind, {}).items():
             flat |= zip(tau_names(f"eval/{kind}", category), (tau["tau"], tau["low"], tau["high"]), strict=True)
-    for topic, tau in report.get("tau_by_topic", {}).items():
-        flat |= zip(topic_names(topic), (tau["tau"], tau["low"], tau["high"]), strict=True)
+    named = {part_names(name, part): tau for name in NAMED_PARTS for part, tau in report.get(name, {}).items()}
+    named |= {group_names(group): tau for group, tau in report.get("tau_by_group", {}).items() if group != REST}
+    mean = "eval/mean_of_prompts"
+    named[mean, f"{mean}_low", f"{mean}_high"] = report["mean_of_prompts"]
+    for names, tau in named.items():
+        flat |= zip(names, (tau["tau"], tau["low"], tau["high"]), strict=True)
     flat["eval/tau_unclipped"] = report["tau"][ALL]["unclipped"]
     for slot, share in enumerate(report["acceptance_by_slot"], start=1):
         flat[f"eval/acceptance_slot_{slot:02d}"] = share
@@ -171,6 +259,8 @@ def metrics(report: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str,
         flat[f"eval/confidence_{name}"] = measured["confidence"][name]
     for name in ("plain_seconds", "speculative_seconds", "speedup", "speedup_low", "speedup_high"):
         flat[f"eval/{name}"] = measured[name]
+    for size, speeds in measured.get("speedup_by_batch", {}).items():
+        flat |= {f"eval/{name.replace('speedup', f'speedup_batch_{size}')}": value for name, value in speeds.items()}
     for way in WAYS:
         flat[f"eval/{way}_tokens_per_second"] = measured[f"{way}_tokens"] / measured[f"{way}_seconds"]
     for part, seconds in measured["parts"]["speculative"].items():

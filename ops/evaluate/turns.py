@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dsl.stage import Stage
 from ops.evaluate.prompts import Prompt, by_length
 from ops.evaluate.statistics import BatchTime
 from ops.lib.data.files import json_line
+from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.clock import DecodeClock, Part, synchronise
@@ -108,7 +110,7 @@ def _decoded(values: Mapping[str, Any]) -> Decoded:
 
 
 WARM_UP_TOKENS = 1
-JOURNAL = "decoded.jsonl"  # in the work folder
+JOURNAL = "decoded"  # the beginning of the names of journals in the work folder
 PARTS: tuple[Part, ...] = ("prefill", "draft", "verify")
 
 
@@ -162,15 +164,54 @@ class Decoder:
         brief.speculative(self.draft, samples)
 
 
+@frozen
+class Answered:
+    """Prompts with their results at a temperature, in the order of decoding, and the batches, of this size at most.
+
+    unasked: id and reason of each answer behind which the next prompt of its conversation could not be asked.
+    """
+
+    temperature: float
+    batch_size: int
+    prompts: list[Prompt]
+    results: list[PromptResult]
+    batches: list[BatchResult]
+    unasked: list[tuple[str, str]]
+
+
+def decode_conversations(
+    decoder: Decoder, prompts: Sequence[Prompt], batch_size: int, stage: Stage, journal: str = JOURNAL
+) -> Answered:
+    """Decode prompts, and then those that follow from the target's plain answers, until none follows.
+
+    journal: the beginning of the names of the journals. Raises as `decode_in_turns`.
+    """
+    found = Answered(decoder.settings.temperature, batch_size, [], [], [], [])
+    journals = (f"{journal}{turn or ''}.jsonl" for turn in count())
+    while prompts:
+        results, batches = decode_in_turns(decoder, prompts, batch_size, stage, next(journals))
+        found.prompts.extend(prompts)
+        found.results.extend(results)
+        found.batches.extend(batches)
+        following = []
+        for prompt, result in zip(prompts, results, strict=True):
+            try:
+                following += [] if prompt.follow is None else [prompt.follow(result.plain.tokens)]
+            except Unusable as fault:
+                found.unasked.append((prompt.id, f"{fault.reason}: {fault.detail}"))
+        prompts = following
+    return found
+
+
 def decode_in_turns(
-    decoder: Decoder, prompts: Sequence[Prompt], batch_size: int, stage: Stage
+    decoder: Decoder, prompts: Sequence[Prompt], batch_size: int, stage: Stage, file: str
 ) -> tuple[list[PromptResult], list[BatchResult]]:
     """The results in the order of the prompts, and the batches; those of an earlier attempt are read from work_dir.
 
-    Raises StopRequested; results so far are kept.
+    file: the name of the journal. Raises StopRequested; results so far are kept.
     """
     order = by_length(prompts)
-    journal = Journal(stage.work_dir / JOURNAL, [prompts[place].id for place in order])
+    journal = Journal(stage.work_dir / file, [prompts[place].id for place in order])
     stage.progress(journal.prompts_done, len(prompts))
     if journal.prompts_done < len(prompts):
         decoder.warm_up(_warm_up_samples(prompts, order[journal.prompts_done :], batch_size))

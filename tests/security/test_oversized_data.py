@@ -30,7 +30,7 @@ from dsl.files import LineReader, read_json_or_none, read_object_or_none
 from dsl.launch import Launch
 from executor.maintenance.remote import MOST_BYTES, Remote
 from ops.artifacts import TokenShards
-from ops.evaluate.benchmark_rows import check_benchmark
+from ops.evaluate.benchmark_rows import Benchmark, checked_rows
 from ops.evaluate.op import Evaluate
 from ops.evaluate.plan import estimate
 from ops.ingest import tables
@@ -103,7 +103,7 @@ def test_a_sample_of_a_gigabyte_is_refused_by_name_without_reading_it(tmp_path, 
     path.write_text(begin)
     with path.open("r+b") as file:
         file.truncate(1 << 30)  # takes no space
-    for attempt in (lambda: read(path, tmp_path), lambda: check_benchmark(path)):
+    for attempt in (lambda: read(path, tmp_path), lambda: checked_rows(Benchmark(path))):
         with memory_limit(8 * LONGEST), pytest.raises(DataError, match=rf"{path.name}:[12]: .*longer than 64 MiB"):
             attempt()
 

@@ -14,19 +14,22 @@ from fake_stage import FakeStage
 from lively_target import make_lively
 from PIL import Image
 
-from dsl.errors import DataError
+from dsl.errors import DataError, StopRequested
 from dsl.estimate import PlanContext, Trial
 from dsl.launch import Launch
 from dsl.op import Ref
 from ops.artifacts import Draft, ImageSamples, Samples, TargetModel, TokenShards
+from ops.evaluate.benchmark_rows import Benchmark
 from ops.evaluate.plan import estimate
-from ops.evaluate.prompts import read_benchmark, spread_prompts
+from ops.evaluate.prompts import Dialogue, Prompt, read_benchmark, spread_prompts, with_turns
+from ops.evaluate.show import report as evaluate_sections
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.report_sections import Table
 from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.encode import ChatEncoder
@@ -92,7 +95,7 @@ def good_rows() -> list[dict]:
 
 def test_prompts_of_a_file_are_those_that_tokenize_chat_makes_of_the_same_messages(tokens, encoder, tmp_path):
     rows = good_rows()
-    asked = read_benchmark(Path(written(tmp_path, rows)), encoder)
+    asked = read_benchmark(Benchmark(Path(written(tmp_path, rows))), encoder)
     assert ["m1", "2", "v1", "v2", "talk"] == [prompt.id for prompt in asked]
     answered = [
         {**row, "split": "train", "messages": [*row["messages"], {"role": "assistant", "content": ANSWER}]}
@@ -108,6 +111,8 @@ def test_prompts_of_a_file_are_those_that_tokenize_chat_makes_of_the_same_messag
     reader = TokenReader(stage.artifact(TokenShards))
     made = {reader.records[place]["id"]: reader.sample(place) for place in range(len(reader))}
     assert len(rows) == len(made)
+    turns = {prompt.id: prompt.turn for prompt in with_turns(Prompt.held_out(reader), reader)}
+    assert turns == {prompt.id: prompt.turn for prompt in asked} == {**dict.fromkeys(made, 0), "talk": 1}
     for prompt in asked:
         ours, theirs = prompt.sample(), made[prompt.id]
         assert prompt.length == ours.prompt_tokens == theirs.prompt_tokens == len(ours.input_ids)
@@ -155,7 +160,7 @@ def test_every_bad_line_is_told_at_once_with_its_place(encoder, tmp_path):
     file = written(tmp_path, [good, *BAD])
     (tmp_path / "text.png").write_text("not an image")
     with pytest.raises(DataError) as caught:
-        read_benchmark(Path(file), encoder)
+        read_benchmark(Benchmark(Path(file)), encoder)
     first, *lines = str(caught.value).splitlines()
     assert len(BAD) == len(lines)
     for number, (line, expected) in enumerate(zip(lines, BAD.values(), strict=True), start=2):
@@ -166,9 +171,9 @@ def test_every_bad_line_is_told_at_once_with_its_place(encoder, tmp_path):
 
 def test_a_file_without_prompts_and_a_missing_one_are_refused(encoder, tmp_path):
     with pytest.raises(DataError, match="has no prompts"):
-        read_benchmark(Path(written(tmp_path, [])), encoder)
+        read_benchmark(Benchmark(Path(written(tmp_path, []))), encoder)
     with pytest.raises(DataError, match=r"absent\.jsonl: no such file"):
-        read_benchmark(tmp_path / "absent.jsonl", encoder)
+        read_benchmark(Benchmark(tmp_path / "absent.jsonl"), encoder)
 
 
 def test_a_benchmark_takes_the_place_of_the_split_and_its_categories_are_those_of_the_report(
@@ -186,7 +191,7 @@ def test_a_benchmark_takes_the_place_of_the_split_and_its_categories_are_those_o
 
 def test_what_a_limit_leaves_out_of_a_benchmark_is_reported(encoder, tmp_path):
     reported: list[str] = []
-    asked = read_benchmark(Path(written(tmp_path, good_rows())), encoder)
+    asked = read_benchmark(Benchmark(Path(written(tmp_path, good_rows()))), encoder)
     assert ["m1", "v1", "talk"] == [prompt.id for prompt in spread_prompts(asked, 1, reported.append)]
     assert asked == spread_prompts(asked, 2, reported.append)
     assert asked == spread_prompts(asked, None, reported.append)
@@ -198,7 +203,7 @@ def test_rows_that_are_too_long_with_their_answers_are_named_by_file_and_line_be
 ):
     rows = [*good_rows(), {"id": "long", "category": "talk", "messages": user("word " * 400)}]
     file = written(tmp_path / "data", rows)
-    lengths = [prompt.length for prompt in read_benchmark(Path(file), encoder)]
+    lengths = [prompt.length for prompt in read_benchmark(Benchmark(Path(file)), encoder)]
     with pytest.raises(DataError) as caught:
         run_evaluate(tmp_path, draft, target, tokens, benchmark=file, max_prompts=None, max_new_tokens=100)
     first, line, remedy = str(caught.value).splitlines()
@@ -238,3 +243,91 @@ def test_a_trial_knows_how_many_prompts_the_full_run_has(tmp_path):
     context = PlanContext(launch=Launch(), inputs=inputs, artifact=None, root=tmp_path, free_disk=0, trial=trial)
     (amount,) = estimate(config, context).growth.series
     assert (3, 5) == (amount.trial, amount.full)
+
+
+def conversations() -> list[dict]:
+    return [
+        {"question_id": "a", "category": "talk", "turns": ["Say one.", "Say two.", "Say three."]},
+        {"question_id": "b", "category": "look", "turns": ["What is it?", "And?"], "image": "pictures/one.png"},
+        {"question_id": "c", "category": "talk", "turns": ["Say four."]},
+    ]
+
+
+def test_each_turn_is_asked_after_the_targets_own_plain_answers(draft, target, tokens, encoder, tmp_path):
+    file = written(tmp_path / "data", conversations())
+    stage = run_evaluate(tmp_path, draft, target, tokens, benchmark=file, max_new_tokens=8)
+    report = read_json(stage.out_dir / "report.json")
+    rows = {row["id"]: row for row in read_jsonl(stage.out_dir / "prompts.jsonl")}
+    assert [] == report["unasked"]
+    assert ["a", "b", "c", "a@1", "b@1", "a@2"] == list(rows)
+    assert ("each", {"errors": 0, "ties": 0}) == (report["turns"], report["lossless"])
+    for id_, texts in (("a", ["Say one.", "Say two.", "Say three."]), ("b", ["What is it?", "And?"])):
+        messages: list[dict] = []
+        for number, text in enumerate(texts):
+            image = [{"type": "image"}] if id_ == "b" and not number else []
+            messages.append({"role": "user", "content": [*image, {"type": "text", "text": text}]})
+            row = rows[f"{id_}@{number}" if number else id_]
+            ids = encoder.prompt(messages)
+            more = 3 if id_ == "b" else 0  # tokens of the image besides its placeholder
+            assert len(ids) + more == row["prompt_tokens"]
+            answer = row["tokens"][:-1] if row["tokens"][-1] in encoder.processor.eos_token_ids else row["tokens"]
+            said = encoder.processor.tokenizer.decode(answer, skip_special_tokens=False)
+            messages.append({"role": "assistant", "content": [{"type": "text", "text": said}]})
+    by_turn = report["tau_by_turn"]
+    assert {"0": 3, "1": 2, "2": 1} == {turn: tau["prompts"] for turn, tau in by_turn.items()}
+    for part in ("generated", "steps"):
+        assert report["tau"]["all"][part] == sum(tau[part] for tau in by_turn.values())
+        assert report["tau"]["all"][part] == sum(tau[part] for tau in report["tau_by_group"].values())
+    assert [by_turn["2"]["tau"]] == stage.metric("eval/tau_turn_2")
+    assert "tau_by_context_and_turn" in stage.figures
+    assert "tau_by_group" not in stage.figures  # that is the table of categories
+    sections = {part.title: part for part in evaluate_sections(stage.out_dir) if isinstance(part.body, Table)}
+    assert ["0", "1", "2"] == [row[0] for row in sections["tau by turn"].body.rows]
+    assert "tau by context" not in sections
+    line = "temperature 0, at most 8 new tokens, thinking as the chat template has it, batches of 2, each turn, after"
+    assert f"For comparison: {line} the target's own answers; tau " in sections["tau"].note
+
+
+def test_only_the_first_turn_is_asked_on_request(draft, target, tokens, tmp_path):
+    file = written(tmp_path / "data", conversations())
+    changes = {"benchmark": file, "max_new_tokens": 4, "random_draft": False, "first_turn": True}
+    stage = run_evaluate(tmp_path, draft, target, tokens, **changes)
+    report = read_json(stage.out_dir / "report.json")
+    assert ("first", {"0"}) == (report["turns"], set(report["tau_by_turn"]))
+    assert ["a", "b", "c"] == [row["id"] for row in read_jsonl(stage.out_dir / "prompts.jsonl")]
+    assert "tau_by_context_and_turn" not in stage.figures
+
+
+def test_a_conversation_that_was_stopped_between_turns_ends_with_the_same_bytes(draft, target, tokens, tmp_path):
+    file = written(tmp_path / "data", conversations())
+    changes = {"benchmark": file, "max_new_tokens": 6, "random_draft": False, "batch_size": 3}
+    whole = run_evaluate(tmp_path / "whole", draft, target, tokens, **changes)
+    with pytest.raises(StopRequested, match="0 of 2 prompts are decoded and kept"):
+        run_evaluate(tmp_path / "cut", draft, target, tokens, stop_after=1, **changes)
+    again = run_evaluate(tmp_path / "cut", draft, target, tokens, **changes)
+    for name in ("report.json", "prompts.jsonl", "prompts.html"):
+        assert (whole.out_dir / name).read_bytes() == (again.out_dir / name).read_bytes()
+
+
+def test_turns_behind_an_answer_that_cannot_be_shown_again_are_left_out_and_reported(
+    draft, target, tokens, tmp_path, capsys, monkeypatch
+):
+    file = written(tmp_path / "data", conversations()[:1])
+    monkeypatch.setattr(Dialogue, "answered", in_special_tokens(Dialogue.answered))
+    stage = run_evaluate(tmp_path, draft, target, tokens, benchmark=file, max_new_tokens=4, random_draft=False)
+    assert [{"id": "a", "reason": "special token in the text: <|im_end|>"}] == read_json(stage.out_dir / "report.json")[
+        "unasked"
+    ]
+    assert (
+        'the turns behind prompt "a" are not asked, since the answer cannot be shown again' in capsys.readouterr().out
+    )
+
+
+def in_special_tokens(answered):
+    """`Dialogue.answered` of a target that writes a special token into its answers."""
+    return lambda self, text: answered(self, text if text == "." else f"{text}<|im_end|>")
+
+
+def test_the_turn_is_not_known_where_no_sample_has_a_learnt_answer_before_its_last(tokens):
+    reader = TokenReader(tokens, "test")
+    assert {None} == {prompt.turn for prompt in with_turns(Prompt.held_out(reader), reader)}

@@ -21,6 +21,7 @@ class Asked:
     """A prompt of so many tokens."""
 
     length: int
+    later_lengths: tuple[int, ...] = ()
 
     @property
     def origin(self) -> str:
@@ -56,6 +57,19 @@ def test_an_answer_may_end_at_the_last_position_and_not_behind_it(draft_config):
     with pytest.raises(DataError, match="no max_new_tokens is small enough for all of them"):
         check_lengths([Asked(511)], target, draft_config, 1)
     check_lengths([Asked(510)], target, draft_config, 1)
+
+
+def test_later_turns_may_stand_behind_the_longest_answers_to_those_before(draft_config):
+    target = model(max_position_embeddings=4096)
+    prompts = [Asked(10, (449, 470)), Asked(20)]
+    check_lengths(prompts, target, draft_config, 13)
+    with pytest.raises(DataError) as caught:
+        check_lengths(prompts, target, draft_config, 20)
+    first, line, remedy = str(caught.value).splitlines()
+    assert "1 of 4 prompts and their answers" in first
+    assert "  b.jsonl:10 (turn 3): 470 + 3 x 21 = 533" == line
+    assert remedy.startswith("set max_new_tokens = 13 or less, or remove these prompts")
+    assert remedy.endswith("or set first_turn = true")
 
 
 @pytest.mark.parametrize(

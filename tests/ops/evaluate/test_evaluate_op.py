@@ -76,7 +76,7 @@ def test_the_report_holds_tau_by_category_and_the_random_draft(stage):
     assert [report["tau"]["image"]["tau"]] == stage.metric("eval/tau_image")
     assert (BLOCK, BLOCK, 0.0) == (report["block_size"], report["block_size_trained"], report["temperature"])
     assert ["acceptance_by_slot", "accepted_lengths", "tau_by_position"] == list(stage.figures)
-    assert "tau_by_topic" not in report
+    assert "tau_by_group" not in report
     assert [] == [row for row in rows if "topic" in row]
 
 
@@ -93,19 +93,21 @@ def test_tau_is_reported_by_the_category_of_the_users_rows(draft, target, tokens
     report, rows = read_json(stage.out_dir / "report.json"), list(read_jsonl(stage.out_dir / "prompts.jsonl"))
     assert {"all", "image", "text"} == set(report["tau"])
     asked = Counter(row["topic"] for row in rows if "topic" in row)
-    assert asked == {topic: tau["prompts"] for topic, tau in report["tau_by_topic"].items()}
+    of_group = report["tau_by_group"]
+    assert asked | {"": 3} == {group: tau["prompts"] for group, tau in of_group.items()}
     assert asked == {"math": 2, "Prüfung/2": 1}
+    assert report["tau"]["all"]["generated"] == sum(tau["generated"] for tau in of_group.values())
     of_math = [row for row in rows if row.get("topic") == "math"]
-    tau = report["tau_by_topic"]["math"]
+    tau = of_group["math"]
     assert tau["tau"] == sum(len(row["tokens"]) - 1 for row in of_math) / sum(len(row["accepted"]) for row in of_math)
     assert tau["low"] <= tau["tau"] <= tau["high"]
-    assert [tau["low"]] == stage.metric("eval/tau_topic_low/math")
-    assert 1 == len([name for name in stage.logged[0][0] if name.startswith("eval/tau_topic/Pr_fung_2-")])
-    assert "tau_by_topic" in stage.figures
+    assert [tau["low"]] == stage.metric("eval/tau_group_low/math")
+    assert 1 == len([name for name in stage.logged[0][0] if name.startswith("eval/tau_group/Pr_fung_2-")])
+    assert "tau_by_group" in stage.figures
     assert "text, Prüfung/2" in (stage.out_dir / "prompts.html").read_text("utf-8")
     sections = [part for part in evaluate_sections(stage.out_dir) if isinstance(part, Section)]
-    [section] = [section for section in sections if section.title == "tau by topic"]
-    assert ["Prüfung/2", "math"] == sorted([row[0] for row in section.body.rows])
+    [section] = [section for section in sections if section.title == "tau by group"]
+    assert ["Prüfung/2", "all others", "math"] == sorted([row[0] for row in section.body.rows])
 
 
 def test_the_draft_of_these_tests_is_accepted_now_and_then(stage):
@@ -119,6 +121,13 @@ def test_the_parts_of_tau_add_up_to_all_steps(stage):
     steps = [len(row["accepted"]) for row in rows]
     assert sum(steps) == sum(part["steps"] for part in report["tau_by_position"]) == sum(report["accepted_lengths"])
     assert report["tau"]["all"]["generated"] == sum(part["generated"] for part in report["tau_by_position"])
+    for part in ("generated", "steps"):
+        assert report["tau"]["all"][part] == sum(tau[part] for tau in report["tau_by_context"].values())
+    mean = report["mean_of_prompts"]
+    assert sum(row["tau"] for row in rows) / len(rows) == pytest.approx(mean["tau"])
+    assert (len(rows), sum(steps)) == (mean["prompts"], mean["steps"])
+    assert mean["low"] <= mean["tau"] <= mean["high"]
+    assert [mean["tau"]] == stage.metric("eval/mean_of_prompts")
     assert [(len(row["tokens"]) - 1) / len(row["accepted"]) for row in rows] == [row["tau"] for row in rows]
     shares = [sum(report["accepted_lengths"][slot:]) / sum(steps) for slot in range(1, BLOCK)]
     assert shares == pytest.approx(report["acceptance_by_slot"])
@@ -152,7 +161,7 @@ def test_a_stopped_evaluation_goes_on_with_the_next_batch_and_ends_with_the_same
 ):
     with pytest.raises(StopRequested, match="2 of 4 prompts are decoded and kept"):
         run_evaluate(tmp_path, draft, target, tokens, stop_after=1)
-    with (tmp_path / "work" / turns.JOURNAL).open("a") as file:
+    with (tmp_path / "work" / f"{turns.JOURNAL}.jsonl").open("a") as file:
         file.write('{"half": ')  # what kill -9 may leave
     decoded = []
     decode = turns.decode_plain_batch
@@ -225,6 +234,59 @@ def test_sampled_answers_have_a_tau_and_are_not_called_lossless(draft, target, t
     assert "sampled, not comparable" in (stage.out_dir / "prompts.html").read_text()
     again = run_evaluate(tmp_path / "again", draft, target, tokens, **changes)
     assert content(stage) == content(again)
+
+
+def test_temperatures_and_batch_sizes_are_measured_one_after_the_other(stage, draft, target, tokens, tmp_path):
+    changes = {"temperatures": (0, 0.7, 1), "batch_sizes": (1, 2, 4)}
+    several = run_evaluate(tmp_path, draft, target, tokens, **changes)
+    report, measured = (read_json(several.out_dir / name) for name in ("report.json", "measurements.json"))
+    before = read_json(stage.out_dir / "report.json")
+    found = report.pop("tau_by_temperature")
+    assert before == report
+    assert before["tau"]["all"] | {"lossless": {"errors": 0, "ties": 0}} == found["0"]
+    assert ["0", "0.7", "1"] == list(found)
+    for temperature in (0.7, 1.0):
+        alone = run_evaluate(tmp_path / "alone", draft, target, tokens, temperature=temperature, random_draft=False)
+        alone_report = read_json(alone.out_dir / "report.json")
+        assert alone_report["tau"]["all"] | {"lossless": None} == found[f"{temperature:g}"]
+        shutil.rmtree(tmp_path / "alone")
+    assert {"1", "2", "4"} == set(measured["speedup_by_batch"])
+    assert measured["speedup"] == measured["speedup_by_batch"]["2"]["speedup"]
+    assert [measured["speedup_by_batch"]["4"]["speedup"]] == several.metric("eval/speedup_batch_4")
+    assert [found["0.7"]["low"]] == several.metric("eval/tau_temperature_0.7_low")
+    shown = {section.title: section.body.rows for section in parts(several.out_dir) if section.title != "Answers"}
+    assert [("0", 0, 0), ("0.7", None, None), ("1", None, None)] == [
+        (row[0], *row[3:]) for row in shown["tau by temperature"]
+    ]
+    assert [1, 2, 4] == [row[0] for row in shown["Speed-up by batch size"]]
+    again = run_evaluate(tmp_path, draft, target, tokens, **changes)  # all is in the journals
+    assert content(several) == content(again)
+    assert measured == read_json(again.out_dir / "measurements.json")
+
+
+def test_an_answer_that_another_batch_size_changes_is_a_loss(draft, target, tokens, tmp_path, monkeypatch):
+    decode = turns.decode_speculative_batch
+
+    def wrong(target, draft, samples, *rest):
+        answers = decode(target, draft, samples, *rest)
+        if len(samples) != 4:
+            return answers
+        return [attrs.evolve(one, tokens=(*one.tokens[:-1], 5), accepted=one.accepted) for one in answers]
+
+    monkeypatch.setattr(turns, "decode_speculative_batch", wrong)
+    run_evaluate(tmp_path / "right", draft, target, tokens, random_draft=False)
+    with pytest.raises(DataError, match=r"speculative decoding changed \d of 4 answers beyond a tie"):
+        run_evaluate(tmp_path / "wrong", draft, target, tokens, random_draft=False, batch_sizes=(4,))
+    assert [] == list((tmp_path / "wrong" / "work").glob("decoded*"))
+
+
+def test_further_passes_are_those_that_differ_from_the_first():
+    config = evaluate_config(temperature=0.7, temperatures=(0, 0.7, 1, 1), batch_sizes=(2, 8))
+    assert ((0, 2), (1, 2), (0.7, 8)) == config.further_passes
+    assert () == evaluate_config().further_passes
+    for wrong in ({"temperatures": (1e-5,)}, {"temperatures": (-1,)}, {"batch_sizes": (0,)}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            evaluate_config(**wrong)
 
 
 def test_bfloat16_decodes_without_a_loss_beyond_ties(draft, target, tokens, tmp_path):

@@ -12,8 +12,12 @@ from ops.evaluate.statistics import (
     BatchTime,
     acceptance_length,
     accepted_lengths,
+    context_part,
+    mean_of_prompts,
+    reported_groups,
     speedup,
     steps_of,
+    tau_by,
     tau_by_position,
 )
 from ops.evaluate.turns import PromptResult
@@ -111,6 +115,68 @@ def test_intervals_of_few_prompts_end_at_what_a_step_can_yield():
 
 def test_a_step_that_eos_cut_short_yields_what_stands_in_the_answer():
     assert [(0, 3), (3, 1), (4, 2)] == steps_of(answer(2, 0, 4, cut=3))
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 7), max_size=30), min_size=1, max_size=6),
+    st.lists(st.integers(0, 100_000), min_size=6, max_size=6),
+)
+def test_tau_by_context_equals_a_walk_through_every_answer_and_adds_up_to_all(accepted, lengths):
+    answers = [answer(*counts, cut=counts[-1] if counts else 0) for counts in accepted]
+    walked: dict[str, list[int]] = {}
+    for one, length in zip(answers, lengths, strict=False):
+        place = 0
+        for count in one.accepted:
+            before, name = length + place, "00k"
+            for bound in (1, 2, 4, 8, 16, 32, 64):
+                name = f"{bound:02d}k" if before >= 1024 * bound else name
+            walked.setdefault(name, []).append(len(one.tokens[1 + place : 2 + place + count]))
+            place += count + 1
+    found = tau_by(answers, lambda place, anchor: context_part(lengths[place] + anchor), 10, 0)
+    assert {name: (len(yielded), sum(yielded)) for name, yielded in walked.items()} == {
+        name: (part.steps, part.generated) for name, part in found.items()
+    }
+    assert sorted(found) == list(found)
+    whole = acceptance_length(answers, 10, 0)
+    sums = (sum(part.steps for part in found.values()), sum(part.generated for part in found.values()))
+    assert (whole.steps, whole.generated) == sums
+    for part in found.values():
+        assert part.tau == pytest.approx(part.generated / part.steps)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "part"),
+    [(0, "00k"), (1023, "00k"), (1024, "01k"), (4095, "02k"), (4096, "04k"), (65535, "32k"), (10**6, "64k")],
+)
+def test_a_context_belongs_to_the_power_of_two_thousands_below_it(tokens, part):
+    assert part == context_part(tokens)
+
+
+def test_a_part_with_the_interval_of_its_own_prompts_is_that_of_these_prompts_only():
+    easy, hard = [answer(7, 7, 6), answer(7, 5)], [answer(0, 1), answer(0, 0, 0, 2)]
+    found = tau_by([*easy, *hard], lambda place, _: "easy" if place < 2 else "hard", 200, 3, block_size=8)
+    for name, own in (("easy", easy), ("hard", hard)):
+        alone = acceptance_length(own, 200, 3, block_size=8)
+        part = found[name]
+        assert (alone.tau, alone.low, alone.high, 2) == (part.tau, part.low, part.high, part.prompts)
+
+
+def test_the_mean_of_prompts_counts_each_prompt_once_and_the_sum_over_steps_each_step():
+    answers = [answer(7), answer(*[0] * 9), answer()]
+    mean = mean_of_prompts(answers, 100, 0, block_size=8)
+    assert ((8 + 1) / 2, 2, 10, 17) == (mean.tau, mean.prompts, mean.steps, mean.generated)
+    assert 17 / 10 == acceptance_length(answers, 100, 0).tau
+    assert mean.low == 1.0 <= mean.tau <= mean.high == 8.0
+    none = mean_of_prompts([answer()], 100, 0)
+    assert (None, None, None, 0, 0, 0) == (none.tau, none.low, none.high, none.prompts, none.steps, none.generated)
+
+
+def test_prompts_without_a_group_and_those_beyond_the_fifty_largest_are_one_part():
+    groups = [None, *[f"group {number:02d}" for number in range(60)], *["large"] * 3]
+    found = reported_groups(groups)
+    assert len(groups) == len(found)
+    assert ["group 48", "large"] == sorted(set(found) - {""})[-2:]
+    assert (1 + 60 - 49, 50) == (found.count(""), len(set(found) - {""}))
 
 
 def test_accepted_lengths_count_every_step():

@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 from dsl.errors import DataError
 from dsl.op import Ref
 from ops.artifacts import Samples
+from ops.evaluate.benchmark_rows import Benchmark
 from ops.evaluate.prompts import read_benchmark
 from ops.ingest.sample import ToolCall, Turn
 from ops.lib.data.sample_account import Unusable
@@ -259,7 +260,7 @@ def test_a_benchmark_asks_with_its_tools(tmp_path, known):
     file = tmp_path / "benchmark.jsonl"
     row = {"id": "a", "category": "agents", "tools": [W], "messages": plain([*ONE, say("user", "And Rome?")])}
     file.write_text(json.dumps(row) + "\n")
-    [prompt] = read_benchmark(file, known)
+    [prompt] = read_benchmark(Benchmark(file), known)
     expected = known.prompt([*ONE, say("user", "And Rome?")], tools=[W]).tolist()
     assert (prompt.length, prompt.sample().input_ids.tolist()) == (len(expected), expected)
 
