@@ -510,6 +510,22 @@ def up_to_last_answer(messages: Messages) -> Messages:
     return messages[: answers[-1] + 1] if answers else ()
 
 
+def conversation_of(sample_id: str) -> str:
+    """The id of the row of which a sample "ID@K" is a context."""
+    return sample_id.rpartition("@")[0]
+
+
+def asked(sample: TokenSample, row: Mapping[str, Any], config: Any) -> Messages:
+    """The messages before a sample's last answer. config: of the node that tokenised it."""
+    messages = up_to_last_answer(row["messages"])
+    if getattr(config, "contexts", "whole") == "whole" or config.train_on == "last":
+        return messages[:-1]
+    turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    first = 1 if sample.id == row["id"] else int(sample.id.rpartition("@")[2])
+    learnt = int((sample.loss_mask[1:] & ~sample.loss_mask[:-1]).sum())  # answers, since a header is before each
+    return messages[: turns[first + learnt - 2]]
+
+
 def check_length(tokens: int, max_length: int) -> None:
     """Check that a sample is not too long; samples are never cut. Raises Unusable."""
     if tokens > max_length:

@@ -39,8 +39,7 @@ from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import check_samples_fit, target_info
 from ops.lib.vision.batch import collate
 from ops.lib.vision.processor import load_processor
-from ops.tokenize_chat.encode import up_to_last_answer
-from ops.tokenize_chat.template import Messages
+from ops.tokenize_chat.encode import asked, conversation_of
 
 MEMORY_PART = 0.8  # of a GPU's free memory, for weights in float32
 
@@ -281,22 +280,6 @@ def compare_preprocessing(request: Request, samples: Sequence[TokenSample], devi
                 differences.append(f"pixel values differ by up to {largest:.1e}")
             compared.append({"id": sample.id, "differences": differences})
     return compared
-
-
-def conversation_of(sample_id: str) -> str:
-    """The id of the row of which a sample "ID@K" is a context."""
-    return sample_id.rpartition("@")[0]
-
-
-def asked(sample: TokenSample, row: Mapping[str, Any], config: Any) -> Messages:
-    """The messages before a sample's last answer. config: of the node that tokenised it."""
-    messages = up_to_last_answer(row["messages"])
-    if getattr(config, "contexts", "whole") == "whole" or config.train_on == "last":
-        return messages[:-1]
-    turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
-    first = 1 if sample.id == row["id"] else int(sample.id.rpartition("@")[2])
-    learnt = int((sample.loss_mask[1:] & ~sample.loss_mask[:-1]).sum())  # answers, since a header is before each
-    return messages[: turns[first + learnt - 2]]
 
 
 def image_bounds(request: Request) -> dict[str, int]:

@@ -18,9 +18,8 @@ from ops.lib.data.files import json_line, read_jsonl
 from ops.lib.data.image_packs import PackWriter
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.vision.processor import load_processor
-from ops.tokenize_chat.encode import ChatEncoder
+from ops.tokenize_chat.encode import ChatEncoder, asked, conversation_of
 from ops.tokenize_chat.op import TokenizeChat
-from ops.tools.compare_backends.run import asked, conversation_of
 
 SERVED = {"contexts": "served", "min_loss_tokens": 1, "vocab_size": 400, "workers": 1}
 
