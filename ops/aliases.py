@@ -108,7 +108,7 @@ BY_NAMES: Mapping[str, Mapping[str, str] | str] = {
         "evaluate.max_prompts": "of each category",
     },
     "max_length max_seq_length max_seq_len max_model_len": {
-        "tokenize_chat.max_length": "longer samples are dropped, never cut"
+        "tokenize_chat.max_length": "longer samples are dropped, never cut inside an answer"
     },
     "packing": "train_dflash always packs the samples of a pass, without padding and without attention between them",
     "num_proc": {"tokenize_chat.workers": "", "inject_images.workers": ""},

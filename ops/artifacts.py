@@ -65,7 +65,8 @@ class TokenShards(Artifact):
                                 "images_of": the model type by whose own processor images were read, absent for Qwen's,
                                 "enable_thinking": as the chat template got it, null where it was not told,
                                 "shards": [{"file", "split", "samples", "tokens"}]}
-    samples.jsonl               one object per kept sample, in shard order:
+    samples.jsonl               one object per sample, in shard order; with contexts = "served", a conversation may have
+                                several, of the ids "ID@K": K is the number of the first answer that is learnt in it
                                 {"id", "split", "category", "shard", "row", "tokens", "prompt_tokens", "loss_tokens",
                                 "label": that of the row, or else the text of the last answer}, and "topic" of the row
     train-00000.safetensors     per shard, samples concatenated (N samples, T tokens, R pixel rows, I images):
@@ -78,7 +79,7 @@ class TokenShards(Artifact):
     processor/                  tokenizer.json, tokenizer_config.json, chat_template.jinja and, for images,
                                 preprocessor_config.json: loadable by transformers
     preview.html                the first samples of the train split: tokens coloured by the loss mask, images small
-    summary.json                as in Samples, and dropped.csv
+    summary.json                as in Samples, and dropped.csv; "in" and "kept" count conversations, "splits" samples
     """
 
     required_files = ("tokens.json", "samples.jsonl")

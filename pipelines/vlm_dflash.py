@@ -20,11 +20,11 @@ def pipeline() -> Pipeline:
     p = Pipeline("vlm-dflash", seed=0, experiment="vlm-dflash")
     samples = p.node("ingest", Ingest(source="builtin:digits"))
     images = p.node("inject", InjectImages(samples=samples))
-    tokens = p.node("tokenize", TokenizeChat(samples=images, processor="builtin"))
+    tokens = p.node("tokenize", TokenizeChat(samples=images, processor="builtin", contexts="served"))
     digit = {"metric": "pattern", "pattern": "the digit ([0-9])"}
     target = p.node("target", FinetuneVlm(tokens=tokens, optimizer="muon", lr=4e-3, steps=260, batch_size=16, **digit))
     answered = p.node("regenerate", RegenerateAnswers(samples=images, target=target, max_new_tokens=160))
-    own = p.node("retokenize", TokenizeChat(samples=answered, target=target))
+    own = p.node("retokenize", TokenizeChat(samples=answered, target=target, contexts="served"))
     features = p.node("capture", CaptureTargets(tokens=own, target=target, num_layers=5))
     batches = p.node("shard", ShardSequence(features=features, tokens_per_step=2048, epochs=2))
     trained = p.node(

@@ -98,7 +98,7 @@ def _seconds(side: Callable[[], object]) -> float:
 def _ours(rows: list[dict[str, Any]], folder: Path, processor_dir: Path) -> Callable[[], list[Any]]:
     config = TokenizeChat(samples=Ref("inject"), min_loss_tokens=1, max_length=1_000_000, workers=1)
     encoder = ChatEncoder(load_processor(str(processor_dir), max_pixels=MAX_PIXELS))
-    return lambda: tokenize_rows(rows, folder, encoder, config)
+    return lambda: [sample for each in tokenize_rows(rows, folder, encoder, config) for sample in each.samples]
 
 
 def _loop(rows: list[dict[str, Any]], folder: Path, processor_dir: Path) -> Callable[[], list[Any]]:

@@ -226,7 +226,8 @@ def checked(run: RunFacts, accounts: Mapping[str, Account]) -> list[Checked]:
 
 def problem_of(own: Account, handed: Sequence[Account]) -> str:
     """A text on why an account's numbers do not add up, or differ from what the nodes above kept; "" if they fit."""
-    kept, dropped = sum(own.kept.values()), sum(own.dropped.values())
+    dropped = sum(own.dropped.values())
+    kept = sum(own.kept.values()) if own.conversations is None else own.conversations
     if own.came_in != kept + dropped:
         return f"{own.came_in} came in, but {kept} kept and {dropped} dropped make {kept + dropped}"
     expected = [

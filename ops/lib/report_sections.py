@@ -70,14 +70,16 @@ class Picture:
 class Account:
     """The counts of samples in a node: came_in = all kept + all dropped.
 
-    kept: by split. dropped: by reason. splits: those that the node reads; empty for all. The report joins the accounts
-    of all nodes from the source to the training, and shows where they do not add up.
+    kept: by split. dropped: by reason. splits: those that the node reads; empty for all. conversations: those that were
+    kept, where one may become several samples. The report joins the accounts of all nodes from the source to the
+    training, and shows where they do not add up.
     """
 
     came_in: int
     kept: Mapping[str, int]
     dropped: Mapping[str, int] = Factory(dict)
     splits: Sequence[str] = ()
+    conversations: int | None = None
 
 
 Body = Table | Html | Picture | Account | Finding
@@ -162,7 +164,13 @@ def account_sections(folder: Path) -> list[Section]:
     A verdict warns if the losses are large.
     """
     summary = read_json(folder / "summary.json")
-    account = Account(came_in=summary["in"], kept=summary["splits"], dropped=summary["dropped"])
+    kept = summary["kept"]
+    account = Account(
+        came_in=summary["in"],
+        kept=summary["splits"],
+        dropped=summary["dropped"],
+        conversations=None if kept == sum(summary["splits"].values()) else kept,
+    )
     sections = [Section("samples", account)]
     with (folder / "dropped.csv").open(encoding="utf-8", newline="") as file:
         header, *at_fault = (row for row in csv.reader(file) if len(row) > 1 and row[1] != NOT_TAKEN)

@@ -1,7 +1,5 @@
 """Positions of the answers in the text of a rendered conversation, in characters.
 
-Of a sample with tools, every answer follows the prompt that a server renders for it (`render_served`). Of others:
-
 With `{% generation %}` marks, the template marks them. Without them, an answer follows its generation prompt:
 
     last answer      the text of the conversation begins with that of the messages before the answer and the
@@ -31,6 +29,7 @@ from ops.tokenize_chat.template import (
     Rendering,
     Renderings,
     Span,
+    Tools,
     texts_of,
     thinks,
 )
@@ -41,22 +40,24 @@ class Rendered:
     """A rendered conversation that ends with an answer.
 
     prompt_end      number of characters up to the end of the last answer's generation prompt
-    answers         start of every learnt answer, and its end if that is known
-    served          whether each answer follows its own prompt, and has to show all that the message holds
+    answers         start of every learnt answer, and its end if the template marks it
     """
 
     text: str
     prompt_end: int
     answers: tuple[tuple[int, int | None], ...]
-    served: bool = False
 
 
-def render_answers(has_marks: bool, messages: Messages, last_only: bool) -> Renderings[Rendered]:
+def render_answers(has_marks: bool, messages: Messages, last_only: bool, tools: Tools = ()) -> Renderings[Rendered]:
     """Render messages whose last one is an answer, and find the answers in the text.
 
-    has_marks: whether the template marks answers. Raises Unusable for a sample that does not fit the template.
+    has_marks: whether the template marks answers. tools: those that the assistant may call.
+    Raises Unusable for a sample that does not fit the template.
     """
-    whole, prompt = yield [Rendering(messages, marked=has_marks), Rendering(messages[:-1], prompt=True)]
+    whole, prompt = yield [
+        Rendering(messages, marked=has_marks, tools=tools),
+        Rendering(messages[:-1], prompt=True, tools=tools),
+    ]
     text, end = whole.text, len(prompt.text)
     if not text.startswith(prompt.text):
         raise _not_prompted(messages[-1], prompt.text, text)
@@ -64,29 +65,8 @@ def render_answers(has_marks: bool, messages: Messages, last_only: bool) -> Rend
         return Rendered(text, end, _marked(text, whole.spans, end, last_only))
     earlier: list[int] = []
     if not last_only:
-        earlier = yield from _earlier(messages, text, end)
+        earlier = yield from _earlier(messages, tools, text, end)
     return Rendered(text, end, (*((start, None) for start in earlier), (end, None)))
-
-
-def render_served(messages: Messages, last_only: bool) -> Renderings[Rendered]:
-    """Render messages whose last one is an answer, each learnt answer behind the prompt of the messages before it.
-
-    An answer goes from the end of that prompt to the end of the text of the messages up to it, and the text must begin
-    with both. Raises Unusable for a template that shows history otherwise.
-    """
-    turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
-    (whole,) = yield [Rendering(messages)]
-    text = whole.text
-    answers = []
-    for turn in turns[-1:] if last_only else turns:
-        prompt, ended = yield [Rendering(messages[:turn], prompt=True), Rendering(messages[: turn + 1])]
-        if not text.startswith(prompt.text):
-            raise _not_prompted(messages[turn], prompt.text, text)
-        if not text.startswith(ended.text):
-            shown = ended.text[len(prompt.text) :][:60]
-            raise Unusable(ANSWER_NOT_FOUND, f"the text has another answer than {shown!r}")
-        answers.append((len(prompt.text), len(ended.text)))
-    return Rendered(text, answers[-1][0], tuple(answers), served=True)
 
 
 def _marked(text: str, spans: Sequence[Span], prompt_end: int, last_only: bool) -> tuple[tuple[int, int | None], ...]:
@@ -145,12 +125,12 @@ class Stretch:
     shown: str
 
 
-def _earlier(messages: Messages, text: str, prompt_end: int) -> Renderings[list[int]]:
+def _earlier(messages: Messages, tools: Tools, text: str, prompt_end: int) -> Renderings[list[int]]:
     """The positions where the answers before the last one begin."""
     turns = [turn for turn, message in enumerate(messages[:-1]) if message["role"] == "assistant"]
     if not turns:
         return []
-    stretches = yield from _stretches(messages, turns, text, prompt_end)
+    stretches = yield from _stretches(messages, tools, turns, text, prompt_end)
     starts = []
     for turn in turns:
         start = None
@@ -158,17 +138,17 @@ def _earlier(messages: Messages, text: str, prompt_end: int) -> Renderings[list[
             answer = "".join(texts_of(messages[turn]))
             start = _after_header(stretches[-1].shown, text, stretches[turn], answer)
         if start is None:
-            start = yield from _end_of_prompt(messages, turn, text)
+            start = yield from _end_of_prompt(messages, tools, turn, text)
         starts.append(start)
     return starts
 
 
-def _end_of_prompt(messages: Messages, turn: int, text: str) -> Renderings[int]:
+def _end_of_prompt(messages: Messages, tools: Tools, turn: int, text: str) -> Renderings[int]:
     """The position in `text` where the generation prompt of a turn's answer ends.
 
     `text` must begin with everything up to it.
     """
-    (prompt,) = yield [Rendering(messages[:turn], prompt=True)]
+    (prompt,) = yield [Rendering(messages[:turn], prompt=True, tools=tools)]
     if not text.startswith(prompt.text):
         raise _not_prompted(messages[turn], prompt.text, text)
     return len(prompt.text)
@@ -195,7 +175,9 @@ def _after_header(header: str, text: str, stretch: Stretch, answer: str) -> int 
     return next((start + len(part) for part in parts if header.startswith(part) and THINK not in part), None)
 
 
-def _stretches(messages: Messages, turns: list[int], text: str, prompt_end: int) -> Renderings[dict[int, Stretch]]:
+def _stretches(
+    messages: Messages, tools: Tools, turns: list[int], text: str, prompt_end: int
+) -> Renderings[dict[int, Stretch]]:
     """The stretch before the answer of each turn; under -1 that of the last answer, up to the end of its prompt.
 
     Empty if the template does more with a mark character than show it.
@@ -210,7 +192,7 @@ def _stretches(messages: Messages, turns: list[int], text: str, prompt_end: int)
     for turn in (*turns, len(messages) - 1):
         if turn:
             marked[turn - 1] = _mark_end(marked[turn - 1], mark)
-    (shown,) = yield [Rendering(marked)]
+    (shown,) = yield [Rendering(marked, tools=tools)]
     pieces = shown.text.split(mark)
     if "".join(pieces) != text or len(pieces) != 2 + sum(2 if turn else 1 for turn in turns):
         return {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -30,8 +30,11 @@ from ops.lib.vision.any_images import AnyImages, Seen
 from ops.lib.vision.chunks import ImageChunk, concatenate, place_images
 from ops.lib.vision.images import TOO_LARGE, decode, size_of
 from ops.lib.vision.processor import Processor
-from ops.tokenize_chat.answer_spans import Rendered, render_answers, render_served
+from ops.tokenize_chat.answer_spans import Rendered, render_answers
+from ops.tokenize_chat.contexts import Context, Served, check_calls, check_tools, serve, serve_prompt
+from ops.tokenize_chat.habits import Habits, probe
 from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.pieces import Figures, Outcome, Tokenized
 from ops.tokenize_chat.template import (
     ANSWER_CHANGED,
     ANSWER_NOT_FOUND,
@@ -44,7 +47,6 @@ from ops.tokenize_chat.template import (
     Template,
     Tools,
     answer_words,
-    check_shown,
     value_or_unusable,
 )
 
@@ -95,14 +97,24 @@ class ChatEncoder:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
+    @cached_property
+    def habits(self) -> Habits:
+        """What the template does with reasoning and calls."""
+        return self.template.finish(probe(self.template.thinks))
+
+    @cached_property
+    def eos_texts(self) -> tuple[str, ...]:
+        """The texts of the EOS tokens."""
+        return tuple(self.processor.tokenizer.convert_ids_to_tokens(list(self.processor.eos_token_ids)))
+
     def encode(self, messages: Messages, cut: Sequence[bool] = (), tools: Tools = ()) -> Encoded:
-        """Tokenise chat messages whose last one is an answer. tools: those that the answers may call.
+        """Tokenise chat messages whose last one is an answer.
 
         cut: for each answer, whether it was cut off; then its EOS comes from the template only, and is not learnt.
         Raises Unusable; with a reason in MISFITS, sample or chat template is at fault. Raises DataError if the template
         takes too long.
         """
-        rendered = self.template.finish(self._rendered(messages, tools), tools=tools)
+        rendered = self.template.finish(self._rendered(messages, tools))
         return self._encoded(messages, cut, rendered, *self._tokenized([_tokenizable(rendered)]))
 
     def encode_batch(
@@ -114,16 +126,12 @@ class ChatEncoder:
     ) -> list[Encoded | Unusable]:
         """Tokenise several conversations; each result is as from `encode`, or the reason why it is unusable.
 
-        ids: the samples' ids, for the DataError. tools: of each sample. All are rendered by one call in another
+        ids: the samples' ids, for the DataError. tools: of each conversation. All are rendered by one call in another
         process, and tokenised by one call without Python's lock, so threads run in parallel. The tokenizer's own
         threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would not survive a fork.
         """
-        of_each = tools or [()] * len(conversations)
-        found = self.template.finish_all(
-            [self._rendered(messages, own) for messages, own in zip(conversations, of_each, strict=True)],
-            ids or [None] * len(conversations),
-            of_each,
-        )
+        tools = tools or [()] * len(conversations)
+        found = self.template.finish_all(list(map(self._rendered, conversations, tools)), ids or [None] * len(tools))
         rendered = [one if isinstance(one, Unusable) else value_or_unusable(_tokenizable, one) for one in found]
         encodings = iter(self._tokenized([one for one in rendered if isinstance(one, Rendered)]))
         return [
@@ -131,13 +139,39 @@ class ChatEncoder:
             for messages, cut, one in zip(conversations, cuts, rendered, strict=True)
         ]
 
-    def _rendered(self, messages: Messages, tools: Tools) -> Renderings[Rendered]:
+    def serve_batch(
+        self,
+        conversations: Sequence[Messages],
+        cuts: Sequence[Sequence[bool]],
+        ids: Sequence[str],
+        tools: Sequence[Tools],
+        keeps_reasoning: bool = True,
+    ) -> list[Served | Unusable]:
+        """The contexts in which a server asks for the answers of each conversation, or why it is unusable."""
+        wanted = [self._served(*each, keeps_reasoning) for each in zip(conversations, cuts, tools, strict=True)]
+        return self.template.finish_all(wanted, list(ids))
+
+    def _served(
+        self, messages: Messages, cut: Sequence[bool], tools: Tools, keeps_reasoning: bool
+    ) -> Renderings[Served]:
+        self._check(messages, tools)
+        return (yield from serve(self.habits, self.eos_texts, messages, tools, cut, self.last_only, keeps_reasoning))
+
+    def _check(self, messages: Messages, tools: Tools) -> None:
         if not messages or messages[-1]["role"] != "assistant":
             raise Unusable(NO_ANSWER)
         self.template.check(messages, tools)
-        if tools:
-            return (yield from render_served(messages, self.last_only))
-        return (yield from render_answers(self.template.has_marks, messages, self.last_only))
+
+    def _rendered(self, messages: Messages, tools: Tools = ()) -> Renderings[Rendered]:
+        self._check(messages, tools)
+        rendered = yield from render_answers(self.template.has_marks, messages, self.last_only, tools)
+        check_tools(tools, rendered.text[: rendered.prompt_end])
+        return rendered
+
+    def encode_context(self, messages: Messages, context: Context) -> Encoded:
+        """Tokenise a context of a conversation. Raises Unusable."""
+        _check_characters(context.text)
+        return self._encoded(messages, (), context, *self._tokenized([context]))
 
     def _tokenized(self, rendered: Sequence[Rendered]) -> list[Encoding]:
         return self._tokenizer.encode_batch([one.text for one in rendered], add_special_tokens=False)
@@ -152,10 +186,12 @@ class ChatEncoder:
     ) -> Encoded:
         """images: those that stand in the text already, in the place of their placeholders."""
         ids = np.array(tokens.ids, dtype=np.int64)
+        if isinstance(rendered, Context):
+            return self._encoded_context(ids, messages[: rendered.turns[-1] + 1], rendered, tokens, images)
         self._check_placeholders(ids, messages, images)
         closing = np.flatnonzero(self._closes(ids))
         mask = np.zeros(len(ids), dtype=bool)
-        last, closings = -1, []
+        last, shown = -1, []
         for (start, end), is_cut in zip(rendered.answers, self._cut(cut, len(rendered.answers)), strict=True):
             first = _token_at(tokens, start, rendered.text)
             if first <= last:
@@ -165,22 +201,41 @@ class ChatEncoder:
                 raise Unusable(NOT_CLOSED, f"EOS tokens: {list(self.processor.eos_token_ids)}")
             last = closed_by
             mask[first : last if is_cut else last + 1] = True
-            closings.append(tokens.token_to_chars(last)[0])
+            shown.append(rendered.text[start : tokens.token_to_chars(last)[0]])
         # The last answer begins there, unless a mark omits its beginning.
         prompt_tokens = first if start == rendered.prompt_end else _token_at(tokens, rendered.prompt_end, rendered.text)
         answer = rendered.text[rendered.prompt_end : tokens.token_to_chars(last)[0]]
-        if rendered.served:
-            self._check_shown(messages, rendered, closings)
-        elif not all(words in answer for words in answer_words(messages[-1])):
+        self._check_calls(messages, shown)
+        if not all(words in answer for words in answer_words(messages[-1])):
             raise Unusable(ANSWER_CHANGED, f"it became {answer[:60]!r}")
         loss_tokens = int(np.count_nonzero(mask))
         return Encoded(rendered, torch.from_numpy(ids), torch.from_numpy(mask), loss_tokens, prompt_tokens)
 
-    def _check_shown(self, messages: Messages, rendered: Rendered, closings: Sequence[int]) -> None:
-        """Check that each learnt answer shows all of its message. closings: the character of each EOS."""
-        learnt = [message for message in messages if message["role"] == "assistant"][-len(rendered.answers) :]
-        for message, (start, _), closing in zip(learnt, rendered.answers, closings, strict=True):
-            check_shown(message, rendered.text[start:closing], self.template.shows_reasoning)
+    def _check_calls(self, messages: Messages, shown: Sequence[str]) -> None:
+        """Check that the texts of answers show their calls. Raises Unusable.
+
+        Where the template marks other stretches than answers, which is which is unknown, so only the last one is.
+        """
+        answers = [message for message in messages if message["role"] == "assistant"]
+        is_known = len(shown) == (1 if self.last_only else len(answers))
+        known = len(shown) if is_known else 1
+        for message, text in zip(answers[-known:], shown[-known:], strict=True):
+            check_calls(message, text)
+
+    def _encoded_context(
+        self, ids: np.ndarray, messages: Messages, context: Context, tokens: Encoding, images: Seen | None
+    ) -> Encoded:
+        """The tokens of a context, of which exactly those of its answers are learnt."""
+        self._check_placeholders(ids, messages, images)
+        mask = np.zeros(len(ids), dtype=bool)
+        first = 0
+        for start, end in context.answers:
+            first, behind = _token_at(tokens, start, context.text), len(ids)
+            if end is not None and end < len(context.text):
+                behind = _token_at(tokens, end, context.text)
+            mask[first:behind] = True
+        loss_tokens = int(np.count_nonzero(mask))
+        return Encoded(context, torch.from_numpy(ids), torch.from_numpy(mask), loss_tokens, first)
 
     def prompt(self, messages: Messages, sample_id: str | None = None, tools: Tools = ()) -> Tensor:
         """The target's input for answering `messages`, int64 [S], with one placeholder per image. Raises as
@@ -192,8 +247,18 @@ class ChatEncoder:
         """The same, with its text and without an answer. Raises as `encode`."""
         self.template.check(messages, tools)
         text = self.template.render(messages, prompt=True, sample_id=sample_id, tools=tools)
+        check_tools(tools, text)
         _check_characters(text)
         return self._prompt(messages, Rendered(text, len(text), ()))
+
+    def served_prompt(
+        self, messages: Messages, tools: Tools, keeps_reasoning: bool, sample_id: str | None = None
+    ) -> Encoded:
+        """The same, with reasoning as `serve_batch` has it. Raises as `encode`."""
+        self.template.check(messages, tools)
+        rendered = self.template.finish(serve_prompt(self.habits, messages, tools, keeps_reasoning), sample_id)
+        _check_characters(rendered.text)
+        return self._prompt(messages, rendered)
 
     def _prompt(self, messages: Messages, rendered: Rendered, images: Seen | None = None) -> Encoded:
         ids = np.array(self._tokenizer.encode(rendered.text, add_special_tokens=False).ids, dtype=np.int64)
@@ -259,7 +324,7 @@ def _expanded(rendered: Rendered, placeholder: str, texts: Sequence[str]) -> Ren
 
     text = "".join(chain(*zip(parts, texts, strict=False), parts[-1:]))
     answers = tuple((moved(start), None if end is None else moved(end)) for start, end in rendered.answers)
-    return Rendered(text, moved(rendered.prompt_end), answers, rendered.served)
+    return evolve(rendered, text=text, prompt_end=moved(rendered.prompt_end), answers=answers)
 
 
 def _tokenizable(rendered: Rendered) -> Rendered:
@@ -311,8 +376,8 @@ TOO_FEW_LOSS_TOKENS = "fewer than min_loss_tokens"
 
 def tokenize_rows(
     rows: Sequence[dict[str, Any]], folder: Path, encoder: ChatEncoder, config: TokenizeChat
-) -> list[TokenSample | Unusable]:
-    """The tokenised sample of each row, or the reason to drop it.
+) -> list[Outcome]:
+    """The tokenised samples of each row, or the reason to drop it.
 
     Turns after the last answer are left out with their images: nothing there is learnt, and a thinking template would
     treat the last answer as history.
@@ -321,42 +386,122 @@ def tokenize_rows(
         return [value_or_unusable(_prompt, row, folder, encoder, config) for row in rows]
     conversations = [up_to_last_answer(row["messages"]) for row in rows]
     cuts = [[reason == "length" for reason in row.get("finish_reasons", ())] for row in rows]  # if regenerated
+    ids, tools = [row["id"] for row in rows], [row.get("tools", ()) for row in rows]
 
-    def sample(row: dict[str, Any], messages: Messages, cut: Sequence[bool], encoded: Encoded) -> TokenSample:
+    def whole(row: dict[str, Any], messages: Messages, cut: Sequence[bool], encoded: Encoded) -> Tokenized:
         # Checked before the images are decoded, which takes longer and does not lower either count.
         check_length(len(encoded.input_ids), config.max_length)
-        if encoded.loss_tokens < config.min_loss_tokens:
-            raise Unusable(TOO_FEW_LOSS_TOKENS, f"{encoded.loss_tokens} of {config.min_loss_tokens}")
-        images = load_images(
-            row["images"][: sum(map(num_images, messages))],
-            folder,
-            encoder.processor,
-            config.max_length,
-            len(encoded.input_ids),
-        )
-        if not isinstance(images, Seen):
-            return with_images(row["id"], encoded, images, encoder.processor)
-        whole = encoder.with_seen(messages, cut, encoded, images)
-        check_length(len(whole.input_ids), config.max_length)
-        return with_seen(row["id"], whole, images)
+        check_loss_tokens(encoded.loss_tokens, config.min_loss_tokens)
+        sample = _with_images(row, row["id"], messages, cut, encoded, folder, encoder, config.max_length)
+        return Tokenized((sample,), (len(messages) - 1,))
 
-    tools = [row.get("tools", ()) for row in rows]
-    encoded_rows = encoder.encode_batch(conversations, cuts, [row["id"] for row in rows], tools)
+    def served(row: dict[str, Any], messages: Messages, _cut: Sequence[bool], found: Served) -> Tokenized:
+        return _tokenized_contexts(row, messages, found, folder, encoder, config)
+
+    tokenized: Callable[..., Tokenized]
+    found_rows: Sequence[Encoded | Served | Unusable]
+    if config.contexts == "served":
+        tokenized = served
+        found_rows = encoder.serve_batch(conversations, cuts, ids, tools, config.history_reasoning == "kept")
+    else:
+        tokenized = whole
+        found_rows = encoder.encode_batch(conversations, cuts, ids, tools)
     return [
-        encoded if isinstance(encoded, Unusable) else value_or_unusable(sample, row, messages, cut, encoded)
-        for row, messages, cut, encoded in zip(rows, conversations, cuts, encoded_rows, strict=True)
+        found if isinstance(found, Unusable) else value_or_unusable(tokenized, row, messages, cut, found)
+        for row, messages, cut, found in zip(rows, conversations, cuts, found_rows, strict=True)
     ]
 
 
-def _prompt(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config: TokenizeChat) -> TokenSample:
+def _with_images(
+    row: dict[str, Any],
+    sample_id: str,
+    messages: Messages,
+    cut: Sequence[bool],
+    encoded: Encoded,
+    folder: Path,
+    encoder: ChatEncoder,
+    max_length: int,
+) -> TokenSample:
+    """The sample of tokenised messages of a row, with their images. Raises Unusable."""
+    check_length(len(encoded.input_ids), max_length)
+    references = row["images"][: sum(map(num_images, messages))]
+    images = load_images(references, folder, encoder.processor, max_length, len(encoded.input_ids))
+    if not isinstance(images, Seen):
+        return with_images(sample_id, encoded, images, encoder.processor)
+    whole = encoder.with_seen(messages, cut, encoded, images)
+    check_length(len(whole.input_ids), max_length)
+    return with_seen(sample_id, whole, images)
+
+
+def _tokenized_contexts(
+    row: dict[str, Any],
+    messages: Messages,
+    served: Served,
+    folder: Path,
+    encoder: ChatEncoder,
+    config: TokenizeChat,
+) -> Tokenized:
+    """The samples of a conversation's contexts, each up to the end of the last answer that fits into max_length.
+
+    Raises Unusable if none fits, and for too few answer tokens in all samples together.
+    """
+
+    def sample(context: Context) -> TokenSample:
+        sample_id = row["id"] if len(served.contexts) == 1 else f"{row['id']}@{context.number}"
+        said = messages[: context.turns[-1] + 1]
+        encoded = encoder.encode_context(said, context)
+        return _with_images(row, sample_id, said, (), encoded, folder, encoder, config.max_length)
+
+    samples, turns, left_out, shortened = [], [], 0, 0
+    for context in served.contexts:
+        one, answers = _fitting(context, sample)
+        if one is None:
+            left_out += 1
+            continue
+        samples.append(one)
+        turns.append(context.turns[answers - 1])
+        shortened += answers < len(context.answers)
+    if not samples:
+        raise Unusable(TOO_LONG, "already with its first answer")
+    check_loss_tokens(sum(int(each.loss_mask.sum()) for each in samples), config.min_loss_tokens)
+    figures = Figures(served.empty_thoughts, served.without_reasoning, left_out, shortened)
+    return Tokenized(tuple(samples), tuple(turns), figures)
+
+
+def _fitting(context: Context, sample: Callable[[Context], TokenSample]) -> tuple[TokenSample | None, int]:
+    """The sample of a context up to the last answer with which it is short enough, and its answers: 0 if none is.
+
+    The number of answers is found by halving.
+    """
+    found, fits, most, shorter = None, 0, len(context.answers), context
+    while True:
+        one = value_or_unusable(sample, shorter)
+        if isinstance(one, Unusable) and one.reason != TOO_LONG:
+            raise one
+        if shorter is context and isinstance(one, TokenSample):
+            return one, most
+        if isinstance(one, TokenSample):
+            found, fits = one, len(shorter.answers)
+        elif shorter is not context:
+            most = len(shorter.answers) - 1
+        if fits == most:
+            return found, fits
+        shorter = context.up_to((fits + most + 1) // 2)
+
+
+def _prompt(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config: TokenizeChat) -> Tokenized:
     """The target's input for a row up to its last user turn. Raises Unusable."""
     turns = [turn for turn, message in enumerate(row["messages"]) if message["role"] == "user"]
     messages = row["messages"][: turns[-1] + 1]
+    tools = row.get("tools", ())
+    if config.contexts == "served":
+        prompt = encoder.served_prompt(messages, tools, config.history_reasoning == "kept", row["id"])
+    else:
+        prompt = encoder.encoded_prompt(messages, row["id"], tools)
     images = load_images(row["images"][: sum(map(num_images, messages))], folder, encoder.processor, config.max_length)
-    category = "image" if images else "text"
-    sample = prompt_sample(row["id"], category, messages, images, encoder, row.get("tools", ()))
+    sample = _prompted(row["id"], "image" if images else "text", messages, images, encoder, prompt)
     check_length(len(sample.input_ids), config.max_length)
-    return sample
+    return Tokenized((sample,), (None,))
 
 
 def up_to_last_answer(messages: Messages) -> Messages:
@@ -365,10 +510,32 @@ def up_to_last_answer(messages: Messages) -> Messages:
     return messages[: answers[-1] + 1] if answers else ()
 
 
+def conversation_of(sample_id: str) -> str:
+    """The id of the row of which a sample "ID@K" is a context."""
+    return sample_id.rpartition("@")[0]
+
+
+def asked(sample: TokenSample, row: Mapping[str, Any], config: Any) -> Messages:
+    """The messages before a sample's last answer. config: of the node that tokenised it."""
+    messages = up_to_last_answer(row["messages"])
+    if getattr(config, "contexts", "whole") == "whole" or config.train_on == "last":
+        return messages[:-1]
+    turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    first = 1 if sample.id == row["id"] else int(sample.id.rpartition("@")[2])
+    learnt = int((sample.loss_mask[1:] & ~sample.loss_mask[:-1]).sum())  # answers, since a header is before each
+    return messages[: turns[first + learnt - 2]]
+
+
 def check_length(tokens: int, max_length: int) -> None:
     """Check that a sample is not too long; samples are never cut. Raises Unusable."""
     if tokens > max_length:
         raise Unusable(TOO_LONG, f"{tokens} tokens")
+
+
+def check_loss_tokens(tokens: int, least: int) -> None:
+    """Check that a conversation has enough answer tokens. Raises Unusable."""
+    if tokens < least:
+        raise Unusable(TOO_FEW_LOSS_TOKENS, f"{tokens} of {least}")
 
 
 def load_images(
@@ -473,7 +640,12 @@ def prompt_sample(
     sample_id: str, category: str, messages: Messages, images: Images, encoder: ChatEncoder, tools: Tools = ()
 ) -> TokenSample:
     """The target's input for answering `messages`: turns, generation prompt and images. Raises Unusable."""
-    prompt = encoder.encoded_prompt(messages, sample_id, tools)
+    return _prompted(sample_id, category, messages, images, encoder, encoder.encoded_prompt(messages, sample_id, tools))
+
+
+def _prompted(
+    sample_id: str, category: str, messages: Messages, images: Images, encoder: ChatEncoder, prompt: Encoded
+) -> TokenSample:
     if isinstance(images, Seen):
         sample = with_seen(sample_id, encoder.with_seen(messages, (), prompt, images), images)
     else:

@@ -23,6 +23,12 @@ def _fits_a_sample(instance: Any, _attribute: object, least: int) -> None:
         )
 
 
+def _of_served_contexts(instance: Any, _attribute: object, reasoning: str) -> None:
+    """A validator of history_reasoning. Raises ValueError if the contexts have no prompts of their own."""
+    if reasoning != "kept" and instance.contexts != "served":
+        raise ValueError('\'history_reasoning\' = "dropped" needs contexts = "served"')
+
+
 @op(
     version=2,
     run="ops.tokenize_chat.run:tokenize_chat",
@@ -70,6 +76,19 @@ class TokenizeChat:
     train_on: Literal["assistant", "last"] = field(
         default="assistant", help='"assistant": every answer is in the loss mask; "last": only the last one'
     )
+    contexts: Literal["whole", "served"] = field(
+        default="whole",
+        keyed_default=False,
+        help='"served": each answer follows the prompt that a server renders from what is before it, in as many '
+        'samples as there are such contexts; "whole": a conversation is rendered once, as one sample',
+    )
+    history_reasoning: Literal["kept", "dropped"] = field(
+        default="kept",
+        keyed_default=False,
+        validator=_of_served_contexts,
+        help='whether prompts have the reasoning of earlier answers, with contexts = "served": "dropped" if clients do '
+        "not send it back",
+    )
     prompts_only: bool = field(
         default=False,
         help="keep each conversation up to its last user turn, without an answer: prompts for evaluate, not for a "
@@ -80,11 +99,16 @@ class TokenizeChat:
         help="passed to the chat template; default: that of the template; false for a thinking target and answers "
         "without reasoning",
     )
-    max_length: int = field(default=3072, validator=validators.ge(8), help="longer samples are dropped, never cut")
+    max_length: int = field(
+        default=3072,
+        validator=validators.ge(8),
+        help='longer samples are dropped, never cut; with contexts = "served" they end behind the last answer that '
+        "fits",
+    )
     min_loss_tokens: int = field(
         default=32,
         validator=[validators.ge(1), _fits_a_sample],
-        help="samples with fewer answer tokens are dropped",
+        help="conversations with fewer answer tokens, in all their samples together, are dropped",
     )
     min_pixels: int | None = field(
         default=None, validator=validators.optional(validators.ge(1)), help="default: the processor's own"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import asdict, frozen
 from safetensors import safe_open
 
 from ops.lib.data.files import read_jsonl
@@ -24,7 +24,32 @@ PORTION_ROWS, PORTION_IMAGES = 16, 2  # of one task of a thread: enough to outwe
 SUFFIX = ".safetensors"
 
 Row = dict[str, Any]
-Outcome = TokenSample | Unusable
+
+
+@frozen
+class Figures:
+    """Counts of a conversation, beside its samples: answers of each kind.
+
+    empty_thoughts, without_reasoning: as in `Served`. left_out: contexts of which no answer fits into max_length.
+    shortened: samples that end behind an earlier answer than the last, the first that does not fit.
+    """
+
+    empty_thoughts: int = 0
+    without_reasoning: int = 0
+    left_out: int = 0
+    shortened: int = 0
+
+
+@frozen(eq=False)
+class Tokenized:
+    """The samples of a conversation. turns: the message of the last answer of each, None where it has none."""
+
+    samples: tuple[TokenSample, ...]
+    turns: tuple[int | None, ...]
+    figures: Figures = Figures()
+
+
+Outcome = Tokenized | Unusable
 
 
 def portions(
@@ -57,11 +82,18 @@ class Piece:
 
     def write(self, outcomes: Sequence[Outcome], patch_dim: int, worker: int) -> None:
         """Write the outcome of each row to the piece's file."""
-        samples = [each for each in outcomes if isinstance(each, TokenSample)]
+        samples = [sample for each in outcomes if isinstance(each, Tokenized) for sample in each.samples]
         heads = [
             {"reason": each.reason, "detail": each.detail}
             if isinstance(each, Unusable)
-            else {"category": each.category, "prompt_tokens": each.prompt_tokens}
+            else {
+                "samples": [
+                    {"id": sample.id, "category": sample.category, "prompt_tokens": sample.prompt_tokens}
+                    for sample in each.samples
+                ],
+                "turns": each.turns,
+                "figures": asdict(each.figures),
+            }
             for each in outcomes
         ]
         partial = partial_path(self.path, worker)
@@ -75,9 +107,13 @@ class Piece:
             for row, head in zip(self.rows, json.loads(tensors.metadata()["outcomes"]), strict=True):
                 if "reason" in head:
                     yield row, Unusable(**head)
-                else:
-                    yield row, stored_sample(tensors, offsets, place, id=row["id"], **head)
-                    place += 1
+                    continue
+                found = [
+                    stored_sample(tensors, offsets, place + number, **named)
+                    for number, named in enumerate(head["samples"])
+                ]
+                place += len(found)
+                yield row, Tokenized(tuple(found), tuple(head["turns"]), Figures(**head["figures"]))
 
 
 def split_pieces(file: Path, folder: Path, split: str) -> Iterator[Piece]:

@@ -26,24 +26,46 @@ RAISED = (
 )
 
 
-def render(shared: tuple[str, dict[str, Any]], item: list[Any]) -> dict[str, Any]:
-    """Render texts: {"texts": [[text, spans marked as generated], ...]}, or "reason" and "detail" of the first failure.
+def render(shared: tuple[str, dict[str, Any]], item: dict[str, Any]) -> dict[str, Any]:
+    """Render texts: {"texts": [[agreement, rest, spans marked as generated], ...]}, or "reason" and "detail" of the
+    first failure.
 
-    shared: the template, and the arguments of every rendering; its clock stands still. item: messages and options of
-    each rendering.
+    A text begins with the first `agreement` characters of the one before it; what may fail and does is null. shared:
+    the template, and the arguments of every rendering; its clock stands still. item: "messages", "tools", and
+    "renderings": the places of each one's messages, its options, and whether it may fail.
     """
     template, arguments = shared[0], {CLOCK: clock_now, **shared[1]}
     results: list[Any] = []
-    for messages, options in item:
+    before = ""
+    for places, options, may_fail in item["renderings"]:
+        messages = [item["messages"][place] for place in places]
         try:
             texts, spans = render_jinja_template(
-                conversations=[messages], chat_template=template, **options, **arguments
+                conversations=[messages], tools=item["tools"], chat_template=template, **options, **arguments
             )
-        except TemplateError as error:  # e.g. a template without a system role, or one that requires alternating roles
-            return {"reason": REFUSED_BY_TEMPLATE, "detail": str(error)}
-        except RAISED as error:  # e.g. a template that expects texts instead of lists of parts
-            return {"reason": FAILED, "detail": str(error)}
+        except (TemplateError, *RAISED) as error:
+            if may_fail:
+                results.append(None)
+                continue
+            # The template's own refusal, e.g. of a system role; or it expects texts instead of lists of parts.
+            return {"reason": REFUSED_BY_TEMPLATE if isinstance(error, TemplateError) else FAILED, "detail": str(error)}
         if len(texts[0]) > LONGEST:
             return {"reason": TOO_MUCH_TEXT, "detail": f"{len(texts[0])} characters, more than {LONGEST}"}
-        results.append([texts[0], spans[0] if spans else []])
+        shared_start = agreement(before, texts[0])
+        results.append([shared_start, texts[0][shared_start:], spans[0] if spans else []])
+        before = texts[0]
     return {"texts": results}
+
+
+def agreement(one: str, other: str) -> int:
+    """The number of characters that two texts have in common from their starts on."""
+    same, end = 0, min(len(one), len(other))
+    if one[:end] == other[:end]:
+        return end
+    while end - same > 1:
+        middle = (same + end) // 2
+        if one[same:middle] == other[same:middle]:
+            same = middle
+        else:
+            end = middle
+    return same

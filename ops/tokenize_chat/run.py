@@ -6,12 +6,13 @@ Workers share pieces of the rows (pieces.py), and one of them writes the shards 
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from attrs import define, field
+from attrs import asdict, define, field
 
 from dsl.errors import DataError, StopRequested
 from dsl.stage import Stage
@@ -31,17 +32,25 @@ from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.conflicts import conflicts
 from ops.tokenize_chat.encode import TOO_FEW_LOSS_TOKENS, TOO_LONG, ChatEncoder, tokenize_rows
 from ops.tokenize_chat.op import TokenizeChat
-from ops.tokenize_chat.pieces import SUFFIX, Outcome, Row, all_pieces, portions, split_rows
+from ops.tokenize_chat.pieces import SUFFIX, Figures, Outcome, Row, Tokenized, all_pieces, portions, split_rows
 from ops.tokenize_chat.preview import Preview
-from ops.tokenize_chat.template import MISFITS, NO_ANSWER, NO_TOOLS, OTHER_THOUGHT, SPECIAL_IN_TEXT, texts_of
+from ops.tokenize_chat.template import (
+    MISFITS,
+    NO_ANSWER,
+    OTHER_THOUGHT,
+    SPECIAL_IN_TEXT,
+    TOOLS_NOT_SHOWN,
+    texts_of,
+)
 
 REMEDIES = {
     TOO_LONG: "raise max_length, or lower max_pixels",
-    NO_ANSWER: 'let regenerate_answers answer them before, with answers = "target" and their split in `splits`; or set '
-    "prompts_only = true",
+    NO_ANSWER: "put regenerate_answers before tokenize_chat, or set prompts_only = true",
     OTHER_THOUGHT: "set enable_thinking as regenerate_answers has it",
+    TOOLS_NOT_SHOWN: "use a template with tools (chat_template), or remove them",
     SPECIAL_IN_TEXT: "remove the tokenizer's special tokens from the texts",
 }
+REPEATED = 3  # times that tokens of a conversation are in its samples without a warning
 FIRST_SAMPLES = 100  # misfits before any sample is kept; more than odd samples in a row
 
 
@@ -52,7 +61,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     or one piece.
     Drop reasons: "no answer", "special token in the text", "refused by the chat template", "answer begins inside a
     token", "reasoning does not fit the generation prompt", "image undecodable", "image refused by the processor",
-    "longer than max_length" (never cut), "fewer than min_loss_tokens", and the MISFITS of template.py.
+    "longer than max_length" (never cut inside an answer), "fewer than min_loss_tokens", and the MISFITS of template.py.
     Raises DataError for a processor that does not fit the samples, for a template that fits none of them, for more
     drops than max_dropped, and for a train split that is empty after filtering, unless only prompts are kept;
     ConfigError for an enable_thinking that the template does not read.
@@ -71,6 +80,8 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     mask = processor.mask_token_id if target is None else read_json(target.path / "target.json")["mask_token_id"]
     encoder = ChatEncoder(processor, config.enable_thinking, config.train_on, config.render_seconds)
     total = check_images(file, processor)
+    if encoder.template.has_marks and config.contexts == "served":
+        stage.info("the {% generation %} marks of the chat template are not used: they are not what a server renders")
     encoder.template.wait_until_started()  # before the first progress, from which a trial is scaled
 
     def tokenized(rows: Iterator[Row]) -> Iterator[tuple[Row, Outcome]]:
@@ -124,12 +135,17 @@ def write_tokens(
     writer = ShardWriter(stage.out_dir, config.shard_samples, processor.patch_dim)
     trial = TemplateTrial(processor.source)
     preview = Preview(config.preview_samples, processor)
-    masked, first = 0, None
+    masked, first, contexts = 0, None, ContextCounts()
     for split, of_split in groupby(outcomes, key=lambda pair: pair[0]["split"]):
-        for row, sample in of_split:
-            account(row, sample, tally, trial, writer, preview)
-            if not isinstance(sample, Unusable) and mask is not None and bool((sample.input_ids == mask).any()):
-                masked, first = masked + 1, first or row["id"]
+        for row, outcome in of_split:
+            account(row, outcome, tally, trial, writer, preview)
+            if isinstance(outcome, Unusable):
+                continue
+            contexts.add(outcome)
+            found = [
+                sample for sample in outcome.samples if mask is not None and bool((sample.input_ids == mask).any())
+            ]
+            masked, first = masked + len(found), first or next((sample.id for sample in found), None)
         writer.flush(split)
     trial.finish()
     tally.finish(config.max_dropped)
@@ -143,26 +159,78 @@ def write_tokens(
     write_json(stage.out_dir / "tokens.json", tokens_info(config, processor, writer.shards))
     preview.write(stage.out_dir / "preview.html")
     stage.log({"tokenize/tokens": writer.tokens, "tokenize/loss_tokens": writer.loss_tokens}, step=0)
+    if config.contexts == "served":
+        contexts.report(stage)
 
 
 def account(
     row: Row,
-    sample: Outcome,
+    outcome: Outcome,
     tally: Tally,
     trial: TemplateTrial,
     writer: ShardWriter,
     preview: Preview,
 ) -> None:
     """Keep or drop a row, in the order of the rows. Raises DataError for a template that suits no sample."""
-    if isinstance(sample, Unusable):
-        tally.drop(sample.reason, row["id"], sample.detail)
-        trial.dropped(sample.reason, row["id"], sample.detail)
+    if isinstance(outcome, Unusable):
+        tally.drop(outcome.reason, row["id"], outcome.detail)
+        trial.dropped(outcome.reason, row["id"], outcome.detail)
         return
     trial.kept()
-    tally.keep(row["split"])
-    writer.add(sample, row["split"], {"label": label(row)} | ({"topic": row["topic"]} if "topic" in row else {}))
-    if row["split"] == "train":
-        preview.add(sample)
+    tally.keep(row["split"], samples=len(outcome.samples))
+    for sample, turn in zip(outcome.samples, outcome.turns, strict=True):
+        topic = {"topic": row["topic"]} if "topic" in row else {}
+        writer.add(sample, row["split"], {"label": label(row, turn)} | topic)
+        if row["split"] == "train":
+            preview.add(sample)
+
+
+@define
+class ContextCounts:
+    """Counts over all conversations kept. tokens: of all samples; distinct: of the longest of each conversation."""
+
+    conversations: int = 0
+    samples: int = 0
+    tokens: int = 0
+    distinct: int = 0
+    figures: Counter[str] = field(factory=Counter)
+
+    def add(self, conversation: Tokenized) -> None:
+        lengths = [len(sample.input_ids) for sample in conversation.samples]
+        self.conversations += 1
+        self.samples += len(lengths)
+        self.tokens += sum(lengths)
+        self.distinct += max(lengths)
+        self.figures.update(asdict(conversation.figures))
+
+    def report(self, stage: Stage) -> None:
+        """Log the counts, and warn of what costs or teaches something that nobody may want."""
+        repeated = self.tokens / self.distinct
+        figures = {name: self.figures[name] for name in asdict(Figures())}
+        shares = {"samples_per_conversation": self.samples / self.conversations, "repeated_tokens": repeated}
+        stage.log({f"tokenize/{name}": value for name, value in (shares | figures).items()}, step=0)
+        stage.info(
+            f"{self.samples} samples of {self.conversations} conversations, {repeated:.2f} times the tokens of the "
+            "longest sample of each"
+        )
+        if repeated >= REPEATED:
+            stage.warn(
+                f"the samples have {repeated:.1f} times the tokens of the conversations: the chat template shows "
+                'earlier answers otherwise than it prompted for them. contexts = "whole" gives one sample each, '
+                "whose answers stand after a history that is never served"
+            )
+        if figures["empty_thoughts"]:
+            stage.warn(
+                f"{figures['empty_thoughts']} answers begin with an empty thought, which the draft learns: regenerate "
+                "the answers, or set enable_thinking = false"
+            )
+        if figures["without_reasoning"]:
+            stage.info(f"{figures['without_reasoning']} answers lost their reasoning: the chat template shows none")
+        if figures["shortened"] or figures["left_out"]:
+            stage.info(
+                f"longer than max_length: {figures['shortened']} samples end behind an earlier answer, and "
+                f"{figures['left_out']} are left out"
+            )
 
 
 @define
@@ -170,37 +238,34 @@ class TemplateTrial:
     """Decides whether the chat template is usable: a faulty sample is dropped, a faulty template ends the run.
 
     The template is at fault if the first FIRST_SAMPLES samples (or all, if fewer) are misfits and none is kept. Samples
-    dropped for other reasons do not count. The same of samples with tools, if it shows none. Samples come in the order
-    of the rows, so that workers have no influence.
+    dropped for other reasons do not count. Samples come in the order of the rows, so that workers have no influence.
     """
 
     source: str
     _misfits: int = field(default=0, init=False)
     _served: bool = field(default=False, init=False)
     _first: str = field(default="", init=False)
-    _without_tools: int = field(default=0, init=False)  # samples whose tools it does not show
+    _reasons: set[str] = field(factory=set, init=False)
 
     def kept(self) -> None:
         self._served = True
 
     def dropped(self, reason: str, sample_id: str, detail: str) -> None:
         """Note a dropped sample. Raises DataError once the template is at fault."""
-        self._without_tools += reason == NO_TOOLS
-        if self._without_tools == FIRST_SAMPLES:
-            self.finish()
         if self._served or reason not in MISFITS:
             return
         self._first = self._first or f'sample "{sample_id}": {reason}: {detail}'
         self._misfits += 1
+        self._reasons.add(reason)
         if self._misfits == FIRST_SAMPLES:
             self.finish()
 
     def finish(self) -> None:
         """Judge the template after the last sample. Raises DataError if it is at fault."""
-        if self._without_tools:
+        if self._reasons == {TOOLS_NOT_SHOWN} and not self._served:
             raise DataError(
-                f"the chat template of {self.source} shows no tools: none of {self._without_tools} samples with tools "
-                "can be used; use a template with tools (chat_template), or remove them"
+                f"the chat template of {self.source} shows no tools: none of {self._misfits} samples with tools can be "
+                f"used; {REMEDIES[TOOLS_NOT_SHOWN]}"
             )
         if self._misfits and not self._served:
             raise DataError(
@@ -244,10 +309,15 @@ def check_images(file: Path, processor: Processor) -> int:
     return total
 
 
-def label(row: Row) -> str:
-    """The right answer of a row: its own label, else the text of its last answer; "" if a prompt has none."""
+def label(row: Row, turn: int | None) -> str:
+    """The right answer of a row: its own label, else the text of the answer at `turn`, or of its last answer.
+
+    It is "" if a prompt has none.
+    """
     if "label" in row:
         return str(row["label"])
+    if turn is not None:
+        return "".join(texts_of(row["messages"][turn]))
     answers = (message for message in reversed(row["messages"]) if message["role"] == "assistant")
     return "".join(next(map(texts_of, answers), ()))
 

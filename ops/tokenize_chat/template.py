@@ -6,10 +6,8 @@ What a conversation needs rendered is a generator, a `Renderings`: many of them 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
-from functools import cached_property
 from typing import Any, TypeVar
 
 from attrs import frozen
@@ -39,36 +37,44 @@ ANSWER_NOT_FOUND = "answer not found in the rendered text"
 NOT_CLOSED = "no EOS token behind an answer"
 ANSWER_CHANGED = "answer changed by the chat template"
 OTHER_PLACEHOLDERS = "placeholders differ from the images"
-NO_TOOLS = "the chat template shows no tools"
+TOOLS_NOT_SHOWN = "tools not shown by the chat template"
 # Single samples may have these with a good template; with an unusable one, every sample has.
-MISFITS = (FAILED, TOO_MUCH_TEXT, ANSWER_NOT_FOUND, NOT_CLOSED, ANSWER_CHANGED, OTHER_PLACEHOLDERS)
-
-PROBE = "\ue000"  # of private use, so that no template has it
-PROBED_QUESTION = {"role": "user", "content": [{"type": "text", "text": "Q"}]}
-PROBED_TOOL = {"name": PROBE, "description": PROBE, "parameters": {"type": "object", "properties": {}}}
+MISFITS = (
+    *(FAILED, TOO_MUCH_TEXT, ANSWER_NOT_FOUND, NOT_CLOSED, ANSWER_CHANGED, OTHER_PLACEHOLDERS),
+    TOOLS_NOT_SHOWN,
+)
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 @frozen
 class Rendering:
-    """A request to render messages. prompt: with the generation prompt after them. marked: with the spans of `Text`."""
+    """A request to render messages. prompt: with the generation prompt after them. marked: with the spans of `Text`.
+
+    tools: those that the assistant may call; the same in all requests at once. may_fail: whether a failure gives the
+    text that is `absent`, instead of dropping the sample.
+    """
 
     messages: Messages
     prompt: bool = False
     marked: bool = False
+    tools: Tools = ()
+    may_fail: bool = False
 
 
 @frozen
 class Text:
-    """The text of a rendered conversation. spans: those that the template marks as generated, on request."""
+    """The text of a rendered conversation. spans: those that the template marks as generated, on request.
+
+    absent: whether the rendering failed, which was allowed; then the text is empty.
+    """
 
     text: str
     spans: tuple[Span, ...] = ()
+    absent: bool = False
 
 
 Renderings = Generator[Sequence[Rendering], Sequence[Text], T]
-Request = tuple[Messages, dict[str, Any]]
 
 
 def value_or_unusable(function: Callable[..., T], *arguments: Any) -> T | Unusable:
@@ -84,7 +90,8 @@ class Template:
 
     enable_thinking: passed to the template, None for its default. seconds: CPU time for all renderings of a sample
     together. has_marks: whether the template uses `{% generation %}`; has_channels: whether it is that of
-    gpt-oss. Raises ConfigError for an enable_thinking that the template does not read.
+    gpt-oss; thinks: whether it has the end of a thought.
+    Raises ConfigError for an enable_thinking that the template does not read.
     """
 
     def __init__(self, processor: Processor, enable_thinking: bool | None = None, seconds: float = SECONDS) -> None:
@@ -93,6 +100,7 @@ class Template:
         check_thinking(enable_thinking, [self._text], self.source)
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._arguments = {**processor.tokenizer.special_tokens_map, **thinking}
+        self.thinks = END_OF_THOUGHT in self._text
         self._strings_only = processor.image_processor is None and not processor.blind
         self._special_tokens = [token for token in processor.special_tokens if token not in (THINK, END_OF_THOUGHT)]
         self.has_marks = GENERATION.search(self._text) is not None
@@ -105,35 +113,18 @@ class Template:
         """Wait until the rendering process has imported its libraries, which takes seconds and is no work
         on a sample.
         """
-        self._process.map([self._text, self._arguments], [[]])
-
-    @cached_property
-    def shows_tools(self) -> bool:
-        """Whether a prompt shows the tools. Raises as `finish`."""
-        tools = [{"type": "function", "function": PROBED_TOOL}]
-        return self._shows(Rendering([PROBED_QUESTION], prompt=True), tools)
-
-    @cached_property
-    def shows_reasoning(self) -> bool:
-        """Whether an answer shows its `reasoning_content`. Raises as `finish`."""
-        answer = {"role": "assistant", "content": [{"type": "text", "text": "A"}], "reasoning_content": PROBE}
-        return self._shows(Rendering([PROBED_QUESTION, answer]), ())
-
-    def _shows(self, rendering: Rendering, tools: Tools) -> bool:
-        return PROBE in self.finish(_one_text(rendering), tools=tools)
+        self._process.map([self._text, self._arguments], [_item([])])
 
     def check(self, messages: Messages, tools: Tools = ()) -> None:
-        """Check that the template shows the tools, and that no text contains a special token, which would look like a
-        part of the template. Raises Unusable.
+        """Check that no text contains a special token, which would look like a part of the template. Raises Unusable.
 
-        The texts of a message count as one: an image between two of them may have been moved away. Names and arguments
-        of calls, and all of the tools, are texts too.
+        Texts are also those of reasoning, of calls and of tools. The texts of a message count as one: an image between
+        two of them may have been moved away.
         """
-        if tools and not self.shows_tools:
-            raise Unusable(NO_TOOLS)
         texts = ["".join(texts_of(message)) for message in messages]
         texts += [message["reasoning_content"] for message in messages if "reasoning_content" in message]
-        texts += strings_in([list(tools), *(message["tool_calls"] for message in messages if "tool_calls" in message)])
+        texts += strings_in([message.get("tool_calls", ()) for message in messages])
+        texts += strings_in(tools)
         everything = "\0".join(texts)
         for token in self._special_tokens:
             if token in everything:
@@ -141,29 +132,23 @@ class Template:
 
     def render(self, messages: Messages, prompt: bool = False, sample_id: str | None = None, tools: Tools = ()) -> str:
         """The text of the messages. prompt: with the generation prompt after them. Raises as `finish` does."""
-        return self.finish(_one_text(Rendering(messages, prompt)), sample_id, tools)
+        return self.finish(_one_text(Rendering(messages, prompt, tools=tools)), sample_id)
 
-    def finish(self, renderings: Renderings[T], sample_id: str | None = None, tools: Tools = ()) -> T:
-        """Run a generator to its result, rendering all that it requests with the tools.
+    def finish(self, renderings: Renderings[T], sample_id: str | None = None) -> T:
+        """Run a generator to its result, rendering all that it requests.
 
         Raises Unusable if the template refuses the messages or fails on them, and DataError if it takes too long.
         """
-        (result,) = self.finish_all([renderings], [sample_id], [tools])
+        (result,) = self.finish_all([renderings], [sample_id])
         if isinstance(result, Unusable):
             raise result
         return result
 
-    def finish_all(
-        self,
-        samples: Sequence[Renderings[T]],
-        sample_ids: Sequence[str | None],
-        tools: Sequence[Tools] | None = None,
-    ) -> list[T | Unusable]:
+    def finish_all(self, samples: Sequence[Renderings[T]], sample_ids: Sequence[str | None]) -> list[T | Unusable]:
         """Run several generators as `finish` does; each result may be the reason why a sample is unusable.
 
-        tools: of each sample. Raises DataError if rendering takes too long.
+        Raises DataError if rendering takes too long.
         """
-        of_each = tools or [()] * len(samples)
         results: dict[int, T | Unusable] = {}
         texts: dict[int, Sequence[Text] | None] = dict.fromkeys(range(len(samples)))  # to send to each generator
         left = [self._seconds] * len(samples)
@@ -176,9 +161,9 @@ class Template:
                     results[place] = end.value
                 except Unusable as error:
                     results[place] = error
-            requests = [[self._request(one, of_each[place]) for one in wanted[place]] for place in wanted]
-            names = [_named(sample_ids[place], wanted[place][0].messages) for place in wanted]
-            rendered = self._render(requests, names, [left[place] for place in wanted])
+            rendered = self._render(
+                list(wanted.values()), [sample_ids[place] for place in wanted], [left[place] for place in wanted]
+            )
             texts = {}
             for place, (found, left[place]) in zip(wanted, rendered, strict=True):
                 if isinstance(found, Unusable):
@@ -188,34 +173,62 @@ class Template:
         return [results[place] for place in range(len(samples))]
 
     def _render(
-        self, requests: Sequence[list[Request]], names: Sequence[str], seconds: Sequence[float]
+        self, samples: Sequence[Sequence[Rendering]], sample_ids: Sequence[str | None], seconds: Sequence[float]
     ) -> list[tuple[Sequence[Text] | Unusable, float]]:
-        """The rendered texts for each sample, and the seconds left to it. names: of the samples, for the DataError."""
+        """The rendered texts for each sample, and the seconds left to it."""
+        items = [_item(renderings, self._shown) for renderings in samples]
         try:
-            replies = self._process.map([self._text, self._arguments], requests, seconds) if requests else []
+            replies = self._process.map([self._text, self._arguments], items, seconds) if items else []
         except Exhausted as error:
+            named = _named(sample_ids[error.place], samples[error.place][0].messages)
             raise DataError(
-                f"{names[error.place]}: rendering the chat template of {self.source} {error}; fix the template, or "
-                "remove the sample"
+                f"{named}: rendering the chat template of {self.source} {error}; raise render_seconds, "
+                "fix the template, or remove the sample"
             ) from None
         return [(_texts(reply.result), reply.left) for reply in replies]
 
-    def _request(self, rendering: Rendering, tools: Tools) -> Request:
-        messages = for_channels(rendering.messages) if self.has_channels else rendering.messages
-        if self._strings_only:
-            messages = [{**message, "content": "".join(texts_of(message))} for message in messages]
-        options: dict[str, Any] = {
-            "add_generation_prompt": rendering.prompt,
-            "return_assistant_tokens_mask": rendering.marked,
-        }
-        return messages, {**options, "tools": list(tools)} if tools else options
+    def _shown(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message as the template takes it."""
+        if self.has_channels:
+            (message,) = for_channels([message])
+        is_text = all(part["type"] == "text" for part in message["content"])
+        if self._strings_only or (is_text and (message["role"] == "tool" or "tool_calls" in message)):
+            return {**message, "content": "".join(texts_of(message))}
+        return message
+
+
+def _item(
+    renderings: Sequence[Rendering], shown: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """The requests of a sample for `render`; a message of several of them is sent once."""
+    places: dict[int, int] = {}
+    messages: list[dict[str, Any]] = []
+    wanted = []
+    for rendering in renderings:
+        for message in rendering.messages:
+            if id(message) not in places:
+                places[id(message)] = len(messages)
+                messages.append(shown(message) if shown else message)
+        options = {"add_generation_prompt": rendering.prompt, "return_assistant_tokens_mask": rendering.marked}
+        wanted.append([[places[id(message)] for message in rendering.messages], options, rendering.may_fail])
+    tools = renderings[0].tools if renderings else ()
+    return {"messages": messages, "tools": list(tools) or None, "renderings": wanted}
 
 
 def _texts(result: dict[str, Any]) -> Sequence[Text] | Unusable:
     """The texts in a result of `render`, or its failure as Unusable."""
     if "texts" not in result:
         return Unusable(**result)
-    return [Text(text, tuple(map(tuple, spans))) for text, spans in result["texts"]]
+    texts: list[Text] = []
+    before = ""
+    for one in result["texts"]:
+        if one is None:
+            texts.append(Text("", absent=True))
+            continue
+        agreement, rest, spans = one
+        before = before[:agreement] + rest
+        texts.append(Text(before, tuple(map(tuple, spans))))
+    return texts
 
 
 def _one_text(rendering: Rendering) -> Renderings[str]:
@@ -230,49 +243,26 @@ def _named(sample_id: str | None, messages: Messages) -> str:
     return f'the conversation that begins with "{shortened(on_one_line(first))}"'
 
 
-def strings_in(value: Any) -> Iterator[str]:
-    """All strings of a JSON value, keys included."""
+def texts_of(message: dict[str, Any]) -> list[str]:
+    return [part["text"] for part in message["content"] if part["type"] == "text"]
+
+
+def strings_in(value: Any, with_keys: bool = True) -> Iterator[str]:
+    """All texts in a value of JSON, which may be nested deeply; keys too, unless with_keys is false."""
     values = [value]
     while values:
         value = values.pop()
         if isinstance(value, str):
             yield value
         elif isinstance(value, dict):
-            values += [*value, *value.values()]
-        elif isinstance(value, list):
+            values += [*(value if with_keys else ()), *value.values()]
+        elif isinstance(value, list | tuple):
             values += value
-
-
-def texts_of(message: dict[str, Any]) -> list[str]:
-    return [part["text"] for part in message["content"] if part["type"] == "text"]
 
 
 def answer_words(message: dict[str, Any]) -> list[str]:
     """The parts of an answer's text, without its thought and without blanks around it."""
     return [text.rpartition(END_OF_THOUGHT)[2].strip() for text in texts_of(message)]
-
-
-THOUGHT_TAGS = re.compile(f"{THINK}|{END_OF_THOUGHT}")
-
-
-def check_shown(answer: dict[str, Any], text: str, shows_reasoning: bool) -> None:
-    """Check that the text of an answer shows all of it: its words, reasoning, and the calls' names and strings.
-
-    Strings of arguments may be as they are, or as in JSON. Raises Unusable.
-    """
-
-    def refuse(what: str) -> Unusable:
-        return Unusable(ANSWER_CHANGED, f"{what} is not shown in {shortened(on_one_line(text))!r}")
-
-    if not all(words.strip() in text for part in texts_of(answer) for words in THOUGHT_TAGS.split(part)):
-        raise refuse("the text")
-    if shows_reasoning and answer.get("reasoning_content", "").strip() not in text:
-        raise refuse("the reasoning")
-    for call in answer.get("tool_calls", ()):
-        function = call["function"]
-        strings = [function["name"], *strings_in(list(function["arguments"].values()))]
-        if not all(each in text or json.dumps(each, ensure_ascii=False)[1:-1] in text for each in strings):
-            raise refuse(f"the call {function['name']}")
 
 
 def thinks(message: dict[str, Any]) -> bool:

@@ -296,7 +296,9 @@ BETWEEN_VALUES = {
     "ingest": ["__attrs_post_init__"],
     "load_target": ["template_date: _is_day"],
     "regenerate_answers": ["__attrs_post_init__", "max_pixels: ordered_pixels"],
-    "tokenize_chat": ["max_pixels: ordered_pixels", "min_loss_tokens: _fits_a_sample"],
+    "tokenize_chat": [
+        *("history_reasoning: _of_served_contexts", "max_pixels: ordered_pixels", "min_loss_tokens: _fits_a_sample"),
+    ],
     "train_dflash": [
         *("algorithm: _known_algorithm", "decay_ratio: _phases", "num_kv_heads: _kv_heads", "own: _own_table"),
         *("select: _select", "sliding_layers: _sliding_layers"),

@@ -126,6 +126,7 @@ class Tally:
         self._remedies = remedies or {}
         self._losses: list[Loss] = []
         self._unread = 0
+        self._kept = 0
         self.splits: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self._stage = stage
@@ -134,9 +135,12 @@ class Tally:
         self._table = stage.out_dir / "dropped.csv"
         self._table.write_text("id,reason,detail\n", encoding="utf-8")
 
-    def keep(self, split: str, *, is_read: bool = True) -> None:
-        """Count a kept sample of a split. is_read: False for a sample that only passes through."""
-        self.splits[split] += 1
+    def keep(self, split: str, *, is_read: bool = True, samples: int = 1) -> None:
+        """Count what is kept of a split. is_read: False for a sample that only passes through. samples: how many it
+        became, which the count of the split has.
+        """
+        self._kept += 1
+        self.splits[split] += samples
         self._unread += not is_read
 
     def spoilt(self, answers: int, total: int, why: str, remedy: str) -> None:
@@ -166,7 +170,7 @@ class Tally:
         Raises DataError with the reasons if no sample is left, or more than max_dropped were dropped for their own
         fault.
         """
-        kept, dropped = sum(self.splits.values()), sum(self.dropped.values())
+        kept, dropped = self._kept, sum(self.dropped.values())
         at_fault = dropped - self.dropped[NOT_TAKEN]
         if max_dropped is not None and at_fault > max_dropped:
             raise DataError(f"more than max_dropped = {max_dropped} samples were dropped:\n{self.account()}")

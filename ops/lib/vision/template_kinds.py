@@ -90,7 +90,8 @@ def thought_warning(templates: Iterable[str], special_tokens: Collection[str] | 
         return (
             "the chat template writes answers in channels (gpt-oss): the channels analysis and final are kept as "
             "reasoning and answer, and answers with any other channel (tools) are dropped. It closes only the last "
-            'answer, so conversations of several turns need train_on = "last" of tokenize_chat; answers without '
+            'answer, so conversations of several turns need contexts = "served" of tokenize_chat, or '
+            'train_on = "last"; answers without '
             "reasoning are learnt without the analysis that the target always writes"
         )
     known = (token for token in THOUGHT_TOKENS if special_tokens is None or token in special_tokens)

@@ -39,7 +39,7 @@ from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import check_samples_fit, target_info
 from ops.lib.vision.batch import collate
 from ops.lib.vision.processor import load_processor
-from ops.tokenize_chat.encode import up_to_last_answer
+from ops.tokenize_chat.encode import asked, conversation_of
 
 MEMORY_PART = 0.8  # of a GPU's free memory, for weights in float32
 
@@ -256,7 +256,7 @@ def compare_preprocessing(request: Request, samples: Sequence[TokenSample], devi
     """
     if request.images is None:
         return None
-    wanted = {sample.id for sample in samples}
+    wanted = {name for sample in samples for name in (sample.id, conversation_of(sample.id))}
     rows = {row["id"]: row for row in read_jsonl(request.images.path / "samples.jsonl") if row["id"] in wanted}
     thinking = getattr(request.tokenize.config, "enable_thinking", None)
     options = {} if thinking is None else {"enable_thinking": thinking}
@@ -265,10 +265,11 @@ def compare_preprocessing(request: Request, samples: Sequence[TokenSample], devi
     sizes = {"mm_process_config": {"image": image_bounds(request)}}
     with ServedPrompts.open(request.target.path / "model", backend, device, sizes) as served:
         for sample in samples:
-            messages = up_to_last_answer(rows[sample.id]["messages"])[:-1]
-            references = rows[sample.id]["images"][: len(sample.image_grid_thw)]
+            row = rows[sample.id if sample.id in rows else conversation_of(sample.id)]
+            messages = asked(sample, row, request.tokenize.config)
+            references = row["images"][: len(sample.image_grid_thw)]
             images = [read_packed(request.images.path, reference) for reference in references]
-            tools = {"tools": rows[sample.id]["tools"]} if "tools" in rows[sample.id] else {}
+            tools = {"tools": row["tools"]} if "tools" in row else {}
             prompt = served.prompt(messages, images, {**options, **tools})
             ids = sample.input_ids[: sample.prompt_tokens]
             differences = [] if torch.equal(prompt.input_ids, ids) else [_first_difference(ids, prompt.input_ids)]

@@ -73,7 +73,6 @@ class Survey:
     with_images: int = 0
     several_images: int = 0
     unanswered: int = 0
-    several_turns: int = 0
     reasoning: int = 0
     duplicates: int = 0
     dropped: Tally[str] = Factory(Tally)
@@ -181,7 +180,6 @@ def _count(found: Survey, sample: RawSample) -> None:
     found.with_images += bool(sample.images)
     found.several_images += len(sample.images) > 1
     found.unanswered += sample.turns[-1].role != "assistant"
-    found.several_turns += sum(turn.role == "user" for turn in sample.turns) > 1
     found.reasoning += any(map(_reasons, sample.turns))
     found.duplicates += sample.draw_id is not None
     if sample.split is not None:

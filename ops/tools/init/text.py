@@ -224,11 +224,11 @@ def _tokenize(found: Survey, target: Target | None, advice: Advice, sees: bool) 
         'op = "tokenize_chat"',
         'samples = "@regenerate"',
         'target = "@target"                # its tokenizer, chat template and image processor',
+        _noted('contexts = "served"', "each answer follows the prompt that a server renders"),
         _line("max_length", Choice(advice.max_length, "max_prompt_tokens + max_new_tokens; longer ones are dropped")),
         _line("min_loss_tokens", advice.min_loss_tokens),
         _line("expected_tokens", Choice(advice.tokens, "for dflow plan, until they are counted")),
         *_thinking(found, target),
-        *_last_only(found, target),
         *_pixels(advice, target, sees),
     ]
 
@@ -378,12 +378,6 @@ def _thinking(found: Survey, target: Target | None) -> list[str]:
 def _wants_reasoning(found: Survey) -> bool:
     """Whether half of the answered samples, or more, have reasoning."""
     return 0 < found.samples - found.unanswered <= 2 * found.reasoning
-
-
-def _last_only(found: Survey, target: Target | None) -> list[str]:
-    if target is None or not target.thinks or not _wants_reasoning(found) or not found.several_turns:
-        return []
-    return [_noted('train_on = "last"', "templates show earlier answers without their reasoning")]
 
 
 def _about_reasoning(found: Survey, target: Target | None) -> list[str]:

@@ -201,7 +201,7 @@ def test_reasoning_in_the_answers_decides_whether_the_target_is_asked_for_it(
     assert 0 == main(["init", "chat.jsonl", "--target", target])
     made = nodes(project / "pipeline.toml")
     assert [chosen, chosen] == [made[node]["enable_thinking"] for node in ("regenerate", "tokenize")]
-    assert chosen == (made["tokenize"].get("train_on") == "last")
+    assert "served" == made["tokenize"]["contexts"]
     written = (project / "pipeline.toml").read_text()
     assert 2 == written.count(f"# {3 * of_ten} of 30 samples with an answer have reasoning; the same in both nodes")
     said = capsys.readouterr().out

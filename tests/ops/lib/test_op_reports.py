@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
 from fake_stage import FakeStage
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dsl.finding import Finding
 from dsl.op import Ref
+from executor.report.artifacts import problem_of
 from ops.artifacts import BatchPlan
 from ops.capture_targets.show import report as capture_targets_sections
 from ops.check_export.show import report as check_export_sections
@@ -65,6 +67,22 @@ def test_dropped_samples_are_shown_but_not_those_that_nobody_wanted(tmp_path: Pa
     assert ["id", "reason", "detail"] == table.columns
     assert [["sample 0", "no answer", "with a detail, in CSV"], DROPPED_SHOWN] == [table.rows[0], len(table.rows)]
     assert "the first 20 of 25; all are in dropped.csv" == sections[1].note
+
+
+def test_conversations_that_became_several_samples_are_counted_beside_these(tmp_path: Path) -> None:
+    stage = FakeStage(tmp_path)
+    tally = Tally(stage, "tokenize")
+    for samples in (3, 1):
+        tally.keep("train", samples=samples)
+    tally.drop("no answer", "a")
+    tally.finish(None)
+    kept = {"train": 4, "val": 0, "test": 0}
+    own = body(ingest_sections(stage.out_dir), "samples")
+    assert Account(came_in=3, kept=kept, dropped={"no answer": 1}, conversations=2) == own
+    before = Account(came_in=3, kept={"train": 3})
+    assert ["", "3 came in, but 1 kept and 1 dropped make 2"] == [
+        problem_of(each, [before]) for each in (own, evolve(own, conversations=1))
+    ]
 
 
 def test_the_tokens_show_their_loss_mask_and_how_long_samples_are(tokens) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.conversations import HAS_TOOLS, Conversation
 from ops.tokenize_chat.builtin import write_builtin_processor
+from ops.tokenize_chat.contexts import Context
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
@@ -78,9 +80,18 @@ def known(folder) -> ChatEncoder:
     return encoder(folder)
 
 
+def contexts(encoder: ChatEncoder, messages: list[Row], tools: list[Row]) -> Sequence[Context]:
+    """The contexts in which a server asks for the answers. Raises Unusable."""
+    [found] = encoder.serve_batch([messages], [()], ["a"], [tools])
+    if isinstance(found, Unusable):
+        raise found
+    return found.contexts
+
+
 def served(encoder: ChatEncoder, messages: list[Row], tools: list[Row]) -> list[str]:
     """The learnt texts; each begins where the prompt of the messages before it ends, token by token."""
-    encoded = encoder.encode(messages, tools=tools)
+    [context] = contexts(encoder, messages, tools)
+    encoded = encoder.encode_context(messages, context)
     ids, mask = encoded.input_ids.tolist(), encoded.loss_mask.tolist()
     texts = []
     for turn in (turn for turn, message in enumerate(messages) if message["role"] == "assistant"):
@@ -146,10 +157,10 @@ LOST = {
     "the second call": (TOOLS.replace("message.tool_calls or []", "(message.tool_calls or [])[:1]"), PARALLEL,
                         "the call w is not shown"),
     "the arguments": (TOOLS.replace("'arguments': call.function.arguments", "'arguments': {}"), ONE,
-                      "the call w is not shown"),
+                      "the argument 'Paris' of the call w is not shown"),
     "the text beside a call": (TOOLS.replace("{{- content }}\n        {%- for call",
                                "{{- content if not message.tool_calls else '' }}\n        {%- for call"), PARALLEL,
-                               "the text is not shown"),
+                               "the text 'I look.' is not shown"),
     "a reasoning, but for the last answer": (TOOLS.replace("if message.reasoning_content",
                                              "if message.reasoning_content and not message.tool_calls"), THOUGHTFUL,
                                              "the reasoning is not shown"),
@@ -160,23 +171,22 @@ LOST = {
 def test_what_a_template_loses_of_an_answer_drops_the_sample_by_its_name(folder, template, messages, lost):
     assert template != TOOLS
     with pytest.raises(Unusable) as fault:
-        encoder(folder, template).encode(messages, tools=[W])
+        contexts(encoder(folder, template), messages, [W])
     assert fault.value.reason == "answer changed by the chat template"
     assert fault.value.detail.startswith(lost)
 
 
 def test_a_reasoning_that_no_answer_shows_is_left_out(folder):
     silent = encoder(folder, TOOLS.replace("if message.reasoning_content", "if false"))
-    assert not silent.template.shows_reasoning
+    assert silent.habits.reasoning is None
     assert [f"{PARIS}<|im_end|>", "Sunny.<|im_end|>"] == served(silent, THOUGHTFUL, [W])
 
 
-def test_history_that_is_rendered_otherwise_than_it_was_served_drops_the_sample(folder):
+def test_history_that_is_rendered_otherwise_than_it_was_served_makes_a_sample_of_its_own(folder):
     shown = "{{- content if loop.last or message.role != 'assistant' else '' }}"
     other = TOOLS.replace("{{- content }}\n        {%- for", shown + "\n        {%- for")
     assert other != TOOLS
-    with pytest.raises(Unusable, match="answer not found in the rendered text"):
-        encoder(folder, other).encode(TWO, tools=[W])
+    assert [2, 2] == [len(context.answers) for context in contexts(encoder(folder, other), TWO, [W])]
 
 
 def test_an_answer_that_no_eos_closes_is_not_learnt_up_to_that_of_a_result(folder):
@@ -184,8 +194,8 @@ def test_an_answer_that_no_eos_closes_is_not_learnt_up_to_that_of_a_result(folde
                                "{{- '\\n' if message.tool_calls else '<|im_end|>\\n' }}\n    {%- endif %}\n"
                                "{%- endfor %}\n{%- if add")  # fmt: skip
     assert open_calls != TOOLS
-    with pytest.raises(Unusable, match="no EOS token behind an answer"):
-        encoder(folder, open_calls).encode(ONE, tools=[W])
+    [context] = contexts(encoder(folder, open_calls), ONE, [W])
+    assert [f"{PARIS}\n", "Sunny.<|im_end|>"] == [context.text[start:end] for start, end in context.answers]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,413 @@
+"""Answers in the contexts in which a server asks for them.
+
+An answer is what follows the prompt that a server renders from everything before it: `prompt`, the messages before the
+answer with the generation prompt. `full` are the messages up to and with the answer. Where `full` begins with `prompt`,
+the answer is the rest. Else the template shows history otherwise than it prompted for it, and the answer begins in
+`full` behind its header (`_answer_behind_header`). Then the text is the prompt and the answer, as the target wrote it.
+
+An answer whose prompt begins with the text so far continues the same sample; any other begins a new one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+from attrs import define, evolve, field, frozen
+
+from ops.ingest.sample import END_OF_THOUGHT
+from ops.lib.data.sample_account import Unusable
+from ops.tokenize_chat.answer_spans import Rendered
+from ops.tokenize_chat.habits import IN_TEXT, TAG, THOUGHT, Habits, Parted, parted, with_thought
+from ops.tokenize_chat.rendering import agreement
+from ops.tokenize_chat.template import (
+    ANSWER_CHANGED,
+    ANSWER_NOT_FOUND,
+    OTHER_THOUGHT,
+    TOOLS_NOT_SHOWN,
+    Messages,
+    Rendering,
+    Renderings,
+    Text,
+    Tools,
+    strings_in,
+    texts_of,
+)
+
+AT_ONCE = 16  # answers rendered by one request, so that a long conversation's texts are not in memory together
+LONGEST_TAG = 64
+SHORT_IDS = "call{:05}"
+
+
+@frozen
+class Context(Rendered):
+    """A text as the target reads and writes it. The ends of `answers` are those of what is learnt.
+
+    turns: the message of each answer. number: that of the first answer in its conversation, from 1 on.
+    """
+
+    turns: tuple[int, ...] = ()
+    number: int = 1
+
+    def up_to(self, answers: int) -> Context:
+        """The text up to the end of one of its answers."""
+        start, end = self.answers[answers - 1]
+        return evolve(
+            self,
+            text=self.text[:end],
+            prompt_end=start,
+            answers=self.answers[:answers],
+            turns=self.turns[:answers],
+        )
+
+
+@frozen
+class Served:
+    """The contexts of a conversation's answers.
+
+    empty_thoughts: answers without reasoning that begin with an empty thought. without_reasoning: answers whose
+    reasoning, under a key of its own, was removed, since the template shows none.
+    """
+
+    contexts: tuple[Context, ...]
+    empty_thoughts: int
+    without_reasoning: int
+
+
+@frozen
+class Asked:
+    """An answer and the prompt that it follows.
+
+    end: of what is learnt, in `text`. closed: whether an EOS ends there. turn, number: of the message and the answer.
+    """
+
+    prompt: str
+    text: str
+    end: int
+    closed: bool
+    turn: int
+    number: int
+
+
+@define
+class _Contexts:
+    """Contexts as they grow, answer by answer."""
+
+    eos: Sequence[str]
+    done: list[Context] = field(factory=list)
+    _open: list[Asked] = field(factory=list)
+
+    def add(self, answer: Asked) -> None:
+        last = self._open[-1] if self._open else None
+        if last is not None and not answer.prompt.startswith(last.text[: last.end]):
+            self.finish()
+        self._open.append(answer)
+
+    def finish(self) -> None:
+        first, last = self._open[0], self._open[-1]
+        answers = tuple((len(answer.prompt), self._end(answer, last.text)) for answer in self._open)
+        turns = tuple(answer.turn for answer in self._open)
+        self.done.append(Context(last.text, len(last.prompt), answers, turns, first.number))
+        self._open = []
+
+    def _end(self, answer: Asked, text: str) -> int:
+        """The end of what is learnt: with the EOS that only the next message writes, as those of GLM do."""
+        if answer.closed:
+            return answer.end
+        return answer.end + max(map(len, filter(lambda each: text.startswith(each, answer.end), self.eos)), default=0)
+
+
+def serve(
+    habits: Habits,
+    eos: Sequence[str],
+    messages: Messages,
+    tools: Tools = (),
+    cut: Sequence[bool] = (),
+    last_only: bool = False,
+    keeps_reasoning: bool = True,
+) -> Renderings[Served]:
+    """Render the contexts of a conversation that ends with an answer.
+
+    eos: the texts of the EOS tokens. cut: for each answer, whether it was cut off, so that its EOS is not learnt.
+    last_only: only the last answer's context. keeps_reasoning: whether earlier reasoning is part of a prompt. Raises
+    Unusable for an answer that does not fit its prompt, or of which the template does not show all.
+    """
+    turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    if any(cut) and len(cut) != len(turns):
+        raise Unusable(ANSWER_NOT_FOUND, f"{len(cut)} answers in {len(turns)} turns: the cut one is unknown")
+    own, history, answers = as_shown(habits, messages, keeps_reasoning)
+    numbered = list(zip(turns, count(1), cut or [False] * len(turns), strict=False))[-1 if last_only else 0 :]
+    grown, empty, removed = _Contexts(eos), 0, 0
+    for start in range(0, len(numbered), AT_ONCE):
+        some = numbered[start : start + AT_ONCE]
+        wanted: list[Rendering] = []
+        for turn, _, _ in some:
+            wanted.append(Rendering(history[:turn], prompt=True, tools=tools))
+            wanted.append(Rendering([*history[:turn], own[turn]], tools=tools))
+        shown = yield wanted
+        pairs = [(prompt.text, full.text) for prompt, full in zip(shown[::2], shown[1::2], strict=True)]
+        probes = yield from _probed(history, own, tools, [turn for turn, _, _ in some], pairs)
+        for (turn, number, was_cut), (prompt, full), probe in zip(some, pairs, probes, strict=True):
+            check_tools(tools, prompt)
+            answer = full[len(prompt) :]
+            if probe is not None:
+                answer = _answer_behind_header(habits, prompt, full, answers[turn], probe)
+            elif habits.ends_open(prompt) and not habits.closes(answer) and not was_cut:
+                raise _no_thought(habits, prompt)
+            _check_shown(own[turn], answers[turn], answer, habits)
+            words, end = _learnt(answer, eos)
+            grown.add(
+                Asked(
+                    prompt,
+                    prompt + answer,
+                    len(prompt) + (words if was_cut else end),
+                    closed=was_cut or words < end,
+                    turn=turn,
+                    number=number,
+                )
+            )
+            empty += not answers[turn].thought and habits.begins_empty(answer)
+            removed += habits.reasoning is None and bool(answers[turn].thought)
+    grown.finish()
+    return Served(tuple(grown.done), empty, removed)
+
+
+def serve_prompt(habits: Habits, messages: Messages, tools: Tools, keeps_reasoning: bool) -> Renderings[Rendered]:
+    """Render what a server asks after the messages, without an answer."""
+    _, history, _ = as_shown(habits, messages, keeps_reasoning)
+    (prompt,) = yield [Rendering(history, prompt=True, tools=tools)]
+    check_tools(tools, prompt.text)
+    return Rendered(prompt.text, len(prompt.text), ())
+
+
+def as_shown(
+    habits: Habits, messages: Messages, keeps_reasoning: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[int, Parted]]:
+    """Each message as the template takes it when it is new, and as it takes it later; the answers with thoughts apart.
+
+    Of a template that takes no others, the ids of calls are made anew.
+    """
+    if habits.short_ids:
+        messages = _with_short_ids(messages)
+    own, history, answers = list(messages), list(messages), {}
+    for turn, message in enumerate(messages):
+        if message["role"] == "assistant":
+            answers[turn] = answer = parted(message, habits.reasoning is not None)
+            own[turn] = history[turn] = answer.message
+            if habits.reasoning is not None and answer.thought:
+                in_text = habits.reasoning == IN_TEXT and END_OF_THOUGHT in "".join(texts_of(message))
+                own[turn] = message if in_text else with_thought(answer.message, habits.reasoning, answer.thought)
+                history[turn] = own[turn] if keeps_reasoning else answer.message
+    return own, history, answers
+
+
+def _with_short_ids(messages: Messages) -> list[dict[str, Any]]:
+    new: dict[str, str] = {}
+    made = []
+    for message in messages:
+        changed = dict(message)
+        if "tool_calls" in message:
+            new |= {
+                call["id"]: SHORT_IDS.format(len(new) + place) for place, call in enumerate(message["tool_calls"], 1)
+            }
+            changed["tool_calls"] = [{**call, "id": new[call["id"]]} for call in message["tool_calls"]]
+        if message.get("tool_call_id") in new:
+            changed["tool_call_id"] = new[message["tool_call_id"]]
+        made.append(changed)
+    return made
+
+
+@frozen
+class _Probe:
+    """Renderings that show where the header of an answer ends, for one whose prompt its conversation does not show.
+
+    before: the messages before it, without a generation prompt. plain, other: `full` with a plain answer, and with one
+    of other words. marked: `full` with `mark` at the end of the message before the answer, to see where that ends.
+    """
+
+    before: Text
+    plain: Text
+    other: Text
+    marked: Text
+    mark: str
+
+
+def _probed(
+    history: Messages, own: Messages, tools: Tools, turns: Sequence[int], pairs: Sequence[tuple[str, str]]
+) -> Renderings[list[_Probe | None]]:
+    """A probe for each answer that needs one."""
+    needed = [turn for turn, (prompt, full) in zip(turns, pairs, strict=True) if not full.startswith(prompt)]
+    if not needed:
+        return [None] * len(turns)
+    everything = "\0".join(strings_in([own, tools]))
+    mark = next((each for each in map(chr, range(ord(THOUGHT), 0xFFFFE)) if each not in everything), None)
+    if mark is None:
+        raise Unusable(ANSWER_NOT_FOUND, "the texts use every character that could mark one")
+    wanted: list[Rendering] = []
+    for turn in needed:
+        before = list(history[:turn])
+        marked = [*before[:-1], _marked(before[-1], mark)] if before else []
+        wanted.append(Rendering(before, tools=tools, may_fail=True))
+        for messages in ([*before, _plain(mark)], [*before, _other(own[turn], mark)], [*marked, own[turn]]):
+            wanted.append(Rendering(messages, tools=tools, may_fail=True))
+    texts = iter((yield wanted))
+    found = {turn: _Probe(next(texts), next(texts), next(texts), next(texts), mark) for turn in needed}
+    return [found.get(turn) for turn in turns]
+
+
+def _plain(mark: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": [{"type": "text", "text": mark}]}
+
+
+def _marked(message: dict[str, Any], mark: str) -> dict[str, Any]:
+    return {**message, "content": [*message["content"], {"type": "text", "text": mark}]}
+
+
+def _other(answer: dict[str, Any], mark: str) -> dict[str, Any]:
+    """The answer with the mark in the place of its text, reasoning, names and arguments."""
+    changed = {key: mark if key not in ("role", "content", "tool_calls") else value for key, value in answer.items()}
+    if any(text.strip() for text in texts_of(answer)):
+        changed["content"] = [{"type": "text", "text": mark}]
+    if "tool_calls" in answer:
+        function = {"name": mark, "arguments": {mark: mark}}
+        changed["tool_calls"] = [{**call, "function": function} for call in answer["tool_calls"]]
+    return changed
+
+
+def _answer_behind_header(habits: Habits, prompt: str, full: str, answer: Parted, probe: _Probe) -> str:
+    """The answer in a text that does not begin with its prompt. Raises Unusable for another thought than the prompt's.
+
+    The generation prompt is what `prompt` has beyond the messages before the answer; the scaffold is the end of it
+    that `full` does not have: an empty thought, for example.
+    """
+    generation = agreement(prompt, probe.before.text)
+    if full.startswith(prompt[:generation]):
+        start = min(agreement(prompt, full), _end_of_header(full, probe, generation))
+        prompted = start
+    else:  # the history is rewritten: find the end of the generation prompt
+        history_end = _end_of_history(full, probe)
+        header_end = _end_of_header(full, probe, history_end)
+        start, length = _end_of_head(prompt[generation:], full, history_end, header_end)
+        prompted = generation + length
+    inside = min(max(_inside_tag(prompt, prompted), _inside_tag(full, start)), prompted - generation)
+    scaffold, found = prompt[prompted - inside :], full[start - inside :]
+    if not scaffold.strip():
+        return found[agreement(scaffold, found) :]
+    if habits.leaves_open(scaffold):
+        raise _no_thought(habits, prompt)
+    if answer.thought and habits.closes(scaffold):
+        ends = f"the prompt ends with {habits.last_thought(prompt)!r}"
+        raise Unusable(OTHER_THOUGHT, f"{ends}, the answer has reasoning; set enable_thinking = true")
+    return found[_repeated(scaffold, found, habits) :]
+
+
+def _no_thought(habits: Habits, prompt: str) -> Unusable:
+    return Unusable(
+        OTHER_THOUGHT,
+        f"the prompt ends with {habits.last_thought(prompt)!r}, the answer has no reasoning; regenerate it, or set "
+        "enable_thinking = false",
+    )
+
+
+def _repeated(scaffold: str, found: str, habits: Habits) -> int:
+    """The length of the end of a thought with which the scaffold ends and the answer begins, as DeepSeek V3.2's do."""
+    lengths = range(min(len(scaffold), len(found)), 0, -1)
+    return next((each for each in lengths if scaffold.endswith(found[:each]) and habits.closes(found[:each])), 0)
+
+
+def _end_of_header(full: str, probe: _Probe, least: int) -> int:
+    """The place in `full` where the answer's header ends. least: what the probes have in common with `full` at least.
+
+    Raises Unusable if no probe has.
+    """
+    same = [agreement(full, each.text) for each in (probe.plain, probe.other) if not each.absent]
+    ends = [end for end in same if end >= least]
+    if not ends:
+        raise Unusable(ANSWER_NOT_FOUND, "the template shows another answer in its place otherwise")
+    return min(ends)
+
+
+def _end_of_history(full: str, probe: _Probe) -> int:
+    """The place in `full` behind the message before the answer; 0 if it is unknown."""
+    if probe.mark not in probe.marked.text:
+        return 0
+    behind = probe.marked.text.rpartition(probe.mark)[2]
+    return len(full) - len(behind) if full.endswith(behind) else 0
+
+
+def _end_of_head(generation: str, full: str, start: int, end: int) -> tuple[int, int]:
+    """The end, in full[start:end], of the longest head of the generation prompt there, and its length."""
+    for length in range(len(generation), 0, -1):
+        place = full.rfind(generation[:length], start, end)
+        if place >= 0:
+            return place + length, length
+    return end, 0
+
+
+def _inside_tag(text: str, place: int) -> int:
+    """How many characters before the place a tag begins that ends behind it; 0 if none does."""
+    around = TAG.finditer(text, max(0, place - LONGEST_TAG), place + LONGEST_TAG)
+    return next((place - tag.start() for tag in around if tag.start() < place < tag.end()), 0)
+
+
+def _learnt(answer: str, eos: Sequence[str]) -> tuple[int, int]:
+    """The start and the end of the last EOS of an answer; twice its length without one."""
+    place, length = max(((answer.rfind(each), len(each)) for each in eos), default=(-1, 0))
+    return (place, place + length) if place >= 0 else (len(answer), len(answer))
+
+
+def check_tools(tools: Tools, prompt: str) -> None:
+    """Check that a prompt shows the tools. Raises Unusable."""
+    for tool in tools:
+        if tool["function"]["name"] not in prompt:
+            raise Unusable(TOOLS_NOT_SHOWN, f"the tool {tool['function']['name']} is not in the prompt")
+
+
+def _check_shown(message: dict[str, Any], answer: Parted, shown: str, habits: Habits) -> None:
+    """Check that all parts of an answer are in the text that is learnt. Raises Unusable, with the part's name."""
+    lost = next(_lost(message, answer, shown, habits), None)
+    if lost is not None:
+        raise _changed(lost, shown)
+
+
+def _lost(message: dict[str, Any], answer: Parted, shown: str, habits: Habits) -> Iterator[str]:
+    thought = "" if habits.reasoning is None else answer.thought.strip()
+    texts = [text.strip() for text in texts_of(answer.message)]
+    if thought not in shown:
+        yield "the reasoning"
+    yield from (f"the text {text[:30]!r}" for text in texts if text not in shown)
+    yield from _lost_calls(message, shown, [thought, *texts])
+
+
+def check_calls(message: dict[str, Any], shown: str) -> None:
+    """Check that the text of an answer shows its calls. Raises Unusable."""
+    lost = next(_lost_calls(message, shown), None)
+    if lost is not None:
+        raise _changed(lost, shown)
+
+
+def _changed(lost: str, shown: str) -> Unusable:
+    return Unusable(ANSWER_CHANGED, f"{lost} is not shown: it became {shown[:60]!r}")
+
+
+def _lost_calls(message: dict[str, Any], shown: str, others: Sequence[str] = ()) -> Iterator[str]:
+    """The calls of an answer whose name, or a text of whose arguments, is not in the text that is shown.
+
+    Each must be there as often as in all calls and in `others`, the texts that are shown beside them.
+    """
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    leaves = [leaf for function in functions for leaf in strings_in(function["arguments"], with_keys=False)]
+    parts = [*others, *(function["name"] for function in functions), *leaves]
+
+    def is_lost(part: str) -> bool:
+        forms = {part, json.dumps(part, ensure_ascii=False)[1:-1], json.dumps(part)[1:-1]}
+        return sum(shown.count(form) for form in forms) < sum(each.count(part) for each in parts)
+
+    for function in functions:
+        if is_lost(function["name"]):
+            yield f"the call {function['name']}"
+        for leaf in strings_in(function["arguments"], with_keys=False):
+            if leaf and is_lost(leaf):
+                yield f"the argument {leaf[:30]!r} of the call {function['name']}"

@@ -1,0 +1,138 @@
+"""What a chat template does with reasoning and ids of calls, found once by rendering conversations of private-use
+characters.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from attrs import frozen
+
+from ops.ingest.sample import END_OF_THOUGHT, THINK
+from ops.tokenize_chat.template import Rendering, Renderings
+
+THOUGHT, WORDS = "\U000f0000", "\U000f0001"  # in no sample: probes are conversations of their own
+KEYS = ("reasoning_content", "thinking", "reasoning")
+IN_TEXT = "content"  # of a template that takes thoughts in the text of an answer
+TAG = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]")
+LONG_ID, SHORT_ID = "call_0123456789", "call00001"
+NAME = "look"
+NEAR = 60  # characters of the end of a prompt
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": NAME,
+        "description": "Looks.",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]},
+    },
+}
+
+
+@frozen
+class Habits:
+    """What a template does.
+
+    reasoning    the key of an answer in which it shows reasoning: one of KEYS, or IN_TEXT; None if it shows none
+    thoughts     pairs of tags around a thought: those of the template, and <think>
+    short_ids    whether it takes only ids of calls of 9 letters and digits
+    """
+
+    reasoning: str | None
+    thoughts: tuple[tuple[str, str], ...]
+    short_ids: bool
+
+    def leaves_open(self, text: str) -> bool:
+        """Whether a thought begins in the text and does not end there."""
+        return any(text.rfind(opening) > text.rfind(closing) for opening, closing in self.thoughts)
+
+    def closes(self, text: str) -> bool:
+        """Whether a thought ends in the text."""
+        return any(closing in text for _, closing in self.thoughts)
+
+    def last_thought(self, prompt: str) -> str:
+        """The end of a prompt, from the thought on that begins there, or else its last line."""
+        opened = max(prompt.rfind(opening) for opening, _ in self.thoughts)
+        return prompt[max(opened, prompt.rstrip().rfind("\n") + 1) if opened < len(prompt) - NEAR else opened :]
+
+    def ends_open(self, prompt: str) -> bool:
+        """Whether a prompt ends with the beginning of a thought."""
+        return any(prompt.rstrip().endswith(opening) for opening, _ in self.thoughts)
+
+    def begins_empty(self, answer: str) -> bool:
+        """Whether an answer begins with an empty thought, or with the end of one that its prompt opened."""
+        bare = answer.lstrip()
+        return any(
+            bare.startswith(closing) or bare.removeprefix(opening).lstrip().startswith(closing)
+            for opening, closing in self.thoughts
+        )
+
+
+def probe(thinks: bool) -> Renderings[Habits]:
+    """Find the habits of a template. thinks: whether it has the end of a thought."""
+    keys = (*KEYS, *((IN_TEXT,) if thinks else ()))
+    plain = yield [Rendering([_say("user"), with_thought(_say("assistant"), key)], may_fail=True) for key in keys]
+    calls = [[_say("user"), with_thought(_call(""), key)] for key in keys]
+    with_ids = [[_say("user"), _call("", given), _result(given), _say("assistant")] for given in (LONG_ID, SHORT_ID)]
+    called = yield [Rendering(messages, tools=[TOOL], may_fail=True) for messages in (*calls, *with_ids)]
+    reasoning, thoughts = None, [(THINK, END_OF_THOUGHT)]
+    for key, *texts in zip(keys, plain, called, strict=False):
+        shown = next((text.text for text in texts if THOUGHT in text.text), None)
+        if shown is not None:
+            reasoning = key
+            thoughts += _tags(shown)
+            break
+    long, short = called[-2:]
+    return Habits(reasoning, tuple(dict.fromkeys(thoughts)), long.absent and not short.absent)
+
+
+def _say(role: str, text: str = WORDS, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": text}] if text else [], **more}
+
+
+def _call(text: str, call_id: str = SHORT_ID) -> dict[str, Any]:
+    function = {"name": NAME, "arguments": {"at": "it"}}
+    return _say("assistant", text, tool_calls=[{"id": call_id, "type": "function", "function": function}])
+
+
+def _result(call_id: str) -> dict[str, Any]:
+    return _say("tool", tool_call_id=call_id, name=NAME)
+
+
+def _tags(shown: str) -> list[tuple[str, str]]:
+    before, _, behind = shown.partition(THOUGHT)
+    opening, closing = TAG.findall(before), TAG.search(behind)
+    return [(opening[-1], closing[0])] if opening and closing else []
+
+
+def with_thought(answer: dict[str, Any], key: str, thought: str = THOUGHT) -> dict[str, Any]:
+    """An answer with its thought under a key of KEYS, or in its text."""
+    if key != IN_TEXT:
+        return {**answer, key: thought}
+    parts = list(answer["content"])
+    words = parts.pop(0)["text"] if parts and parts[0]["type"] == "text" else ""
+    text = f"{THINK}\n{thought}\n{END_OF_THOUGHT}" + (f"\n\n{words}" if words else "")
+    return {**answer, "content": [{"type": "text", "text": text}, *parts]}
+
+
+@frozen
+class Parted:
+    """An answer with its thought apart, as `parted` makes it."""
+
+    message: dict[str, Any]
+    thought: str = ""
+
+
+def parted(answer: dict[str, Any], reads_thoughts: bool) -> Parted:
+    """An answer without its thought, and the thought.
+
+    reads_thoughts: whether <think> in a text is a thought; else it stays part of the text.
+    """
+    thought = answer.get("reasoning_content", "")
+    message = {key: value for key, value in answer.items() if key != "reasoning_content"}
+    parts = answer["content"]
+    if not thought.strip() and reads_thoughts and parts and END_OF_THOUGHT in parts[0].get("text", ""):
+        thought, _, text = parts[0]["text"].rpartition(END_OF_THOUGHT)
+        thought, text = thought.lstrip().removeprefix(THINK).strip("\n"), text.lstrip("\n")
+        message["content"] = [{"type": "text", "text": text}, *parts[1:]]
+    return Parted(message, thought if thought.strip() else "")

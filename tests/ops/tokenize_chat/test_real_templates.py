@@ -1,0 +1,181 @@
+"""Chat templates of real models: what is learnt of seven conversations with tools, or why it is not, by name.
+
+The templates are those of packages that ship them: trl (Apache-2.0), if it is installed, and the folders of *.jinja
+files that DFLOW_CHAT_TEMPLATES names, such as `models/templates` of llama.cpp (MIT). Without either the tests are
+skipped; agent_templates.py has small ones with the same rules. `python tests/ops/tokenize_chat/test_real_templates.py`
+prints the table of docs/chat_templates.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from agent_rows import NAME, SAMPLES, TOOLS, with_template, write_agent_processor
+from agent_templates import calls_of, text_of
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from ops.lib.data.sample_account import Unusable
+from ops.lib.vision.processor import Processor
+from ops.lib.vision.template_kinds import CLOCK, clock_now
+from ops.tokenize_chat.contexts import as_shown
+from ops.tokenize_chat.encode import ChatEncoder
+
+# Tokens that end an answer by the kind of its markup; real checkpoints name them in generation_config.json.
+ENDS = (
+    *("<|im_end|>", "<|return|>", "<|call|>", "<|calls|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>"),
+    *(
+        "<|tool_response>",
+        "</s>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "[e~[",
+        "<|end_of_text|>",
+        "<|END_OF_TURN_TOKEN|>",
+    ),
+    *("<seed:eos>", "<|end|>", "<SPECIAL_12>", "<|message_sep|>", "<|role_end|>", "<|eot|>", "<|end_of_msg|>", "<sep>"),
+    *("</assistant>", "<end_of_sentence>", "<|user|>", "<|observation|>"),
+)
+BUT_NOT = {"<|end|>": ("<|return|>",), "<|user|>": ("<|im_end|>", "<|end|>", "</s>", "<|eot|>", "<|end_of_text|>")}
+MARKUP = re.compile(r"<[^<>\s'\"{}]{2,40}>|\[/?[A-Z_]+\]|\[e~\[|\]~b\]|\]~!b\[")
+TEXTS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+INSIDE = ("<|end|>", "<SPECIAL_12>", "</s>", "<|message_sep|>")  # of ENDS, what stands inside answers too
+RESULTS = ("result: clear sky", "result: wet")
+
+
+def templates() -> dict[str, str]:
+    """Chat templates by name; those with marks for a training are other ones than the checkpoints'."""
+    folders = [Path(each) for each in os.environ.get("DFLOW_CHAT_TEMPLATES", "").split(os.pathsep) if each]
+    spec = find_spec("trl")
+    if spec is not None and spec.submodule_search_locations:
+        folders.append(Path(spec.submodule_search_locations[0]) / "chat_templates")
+    files = [file for folder in folders for file in sorted(folder.glob("*.jinja"))]
+    return {file.stem: file.read_text("utf-8") for file in files if not file.stem.endswith("_training")}
+
+
+FOUND = templates()
+WHY_NOT = "no chat templates here: install trl, or name a folder of them in DFLOW_CHAT_TEMPLATES"
+CASES = [
+    (name, thinking)
+    for name, text in FOUND.items()
+    for thinking in ((True, False) if "enable_thinking" in text else (None,))
+]
+pytestmark = pytest.mark.skipif(not FOUND, reason=WHY_NOT)
+
+
+def real_processor(base: Processor, text: str) -> Processor:
+    ends = [end for end in ENDS if end in text and not any(other in text for other in BUT_NOT.get(end, ()))]
+    if "eos_token" in text and not ends:
+        ends = ["</s>"]
+    marks = sorted(set(MARKUP.findall(text)) - {*TEXTS, *ends})
+    processor = with_template(
+        base, text, ends or ["<|im_end|>"], [mark for mark in marks if "|" in mark or "\uff5c" in mark]
+    )
+    processor.tokenizer.eos_token = (ends or ["<|im_end|>"])[0]
+    return processor
+
+
+def learnt(encoder: ChatEncoder, sample: str) -> list[list[tuple[str, str]]]:
+    """Of each context, the (prompt, learnt text) of its answers, as tokens say it. Raises Unusable."""
+    messages = SAMPLES[sample]
+    [found] = encoder.serve_batch([messages], [()], [sample], [TOOLS])
+    if isinstance(found, Unusable):
+        raise found
+    contexts = []
+    for context in found.contexts:
+        encoded = encoder.encode_context(messages, context)
+        runs, decode = [], encoder.processor.tokenizer.decode
+        ids, mask = encoded.input_ids.tolist(), encoded.loss_mask.tolist()
+        for start in [at for at in range(len(mask)) if mask[at] and not mask[at - 1]]:
+            end = mask.index(False, start) if False in mask[start:] else len(mask)
+            runs.append((decode(ids[:start]), decode(ids[start:end])))
+        contexts.append(runs)
+    return contexts
+
+
+def outcome(encoder: ChatEncoder, sample: str) -> str:
+    """The number of samples of a conversation, or the reason why it is dropped."""
+    try:
+        return str(len(learnt(encoder, sample)))
+    except Unusable as dropped:
+        return dropped.reason
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return write_agent_processor(tmp_path_factory.mktemp("processor") / "base")
+
+
+def prompts(encoder: ChatEncoder, text: str, sample: str, thinking: bool | None) -> Iterator[str]:
+    """What a server renders before each answer, by transformers."""
+    own, history, _ = as_shown(encoder.habits, SAMPLES[sample], keeps_reasoning=True)
+    options = {**encoder.processor.tokenizer.special_tokens_map, CLOCK: clock_now}
+    options |= {} if thinking is None else {"enable_thinking": thinking}
+    for turn, message in enumerate(own):
+        if message["role"] == "assistant":
+            before = [for_harmony(each, text) for each in history[:turn]]
+            [prompt], _ = render_jinja_template(
+                [before], TOOLS, chat_template=text, add_generation_prompt=True, **options
+            )
+            yield prompt
+
+
+def for_harmony(message, template):
+    message = {**message, "content": text_of(message)}
+    if "<|channel|>final<|message|>" in template and "reasoning_content" in message:
+        message["thinking"] = message.pop("reasoning_content")
+    return message
+
+
+@pytest.mark.parametrize(("name", "thinking"), CASES)
+def test_every_sample_is_learnt_as_served_or_dropped_by_name(base, name, thinking):
+    text = FOUND[name]
+    encoder = ChatEncoder(real_processor(base, text), thinking)
+    decode, tokenize = encoder.processor.tokenizer.decode, encoder.processor.tokenizer
+    ends = encoder.eos_texts
+    for sample, messages in SAMPLES.items():
+        try:
+            contexts = learnt(encoder, sample)
+        except Unusable as dropped:
+            assert dropped.reason and dropped.detail
+            continue
+        answers = [message for message in messages if message["role"] == "assistant"]
+        runs = [run for context in contexts for run in context]
+        wanted = [
+            decode(tokenize(prompt, add_special_tokens=False).input_ids)
+            for prompt in prompts(encoder, text, sample, thinking)
+        ]
+        assert wanted == [prompt for prompt, _ in runs]
+        for answer, (_, shown) in zip(answers, runs, strict=True):
+            assert text_of(answer).strip() in shown
+            assert all(call["name"] in shown and call["arguments"]["city"] in shown for call in calls_of(answer))
+            assert shown.count(NAME) >= len(calls_of(answer))
+            assert not any(result in shown for result in RESULTS)
+            assert not any(end in shown[: -len(end)] for end in ends if end not in INSIDE)
+        if encoder.habits.reasoning is not None:
+            reasons = [message.get("reasoning_content", "") for message in answers]
+            assert all(reason in shown for reason, (_, shown) in zip(reasons, runs, strict=True))
+
+
+def table(base: Processor) -> str:
+    """A row for each template and setting: samples of each conversation, or the number of the reason below."""
+    reasons: dict[str, int] = {}
+    rows = []
+    for name, thinking in CASES:
+        encoder = ChatEncoder(real_processor(base, FOUND[name]), thinking)
+        found = [outcome(encoder, sample) for sample in SAMPLES]
+        cells = [each if each.isdigit() else f"({reasons.setdefault(each, len(reasons) + 1)})" for each in found]
+        rows.append(f"| {name} | {json.dumps(thinking) if thinking is not None else ''} | {' | '.join(cells)} |")
+    head = f"| template | enable_thinking | {' | '.join(SAMPLES)} |\n|{' --- |' * (2 + len(SAMPLES))}"
+    notes = "\n".join(f"- ({number}) {reason}" for reason, number in reasons.items())
+    return f"{head}\n" + "\n".join(rows) + f"\n\n{notes}"
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as folder:
+        print(table(write_agent_processor(Path(folder) / "base")))
