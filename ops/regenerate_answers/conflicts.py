@@ -59,6 +59,6 @@ def context_mistake(config: RegenerateAnswers, text: Mapping[str, Any]) -> str:
         remedy = "lower max_new_tokens and max_prompt_tokens"
     return (
         f"max_prompt_tokens + max_new_tokens = {config.max_prompt_tokens} + {config.max_new_tokens} = {longest} "
-        f"tokens, and the target has {limit} positions ({positions_field(text)}, in its config.json), beyond which "
+        f"tokens, and the target has {limit} positions ({positions_field(text)} of its config.json), beyond which "
         f"answers are poor: {remedy}"
     )
