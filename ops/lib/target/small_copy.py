@@ -185,7 +185,7 @@ def _small_text(text: Mapping[str, Any], rope_range: int | None) -> dict[str, An
 
 
 def _with_range(text: dict[str, Any], rope_range: int) -> dict[str, Any]:
-    tables = [text, *ropes_of(text)]
+    tables: list[Any] = [text, *ropes_of(text)]
     for table in tables:
         if table.get(ORIGINAL):
             table[ORIGINAL] = rope_range
