@@ -8,7 +8,7 @@ from typing import Any
 from dsl.errors import ConfigError
 from ops.capture_targets.layers import layers_of
 from ops.capture_targets.op import CaptureTargets
-from ops.lib.forecasts import TargetStated, TokensForecast, by_field, tokens_misfit
+from ops.lib.forecasts import TargetStated, TokensForecast, by_field, length_misfit, tokens_misfit
 from ops.lib.target.quantised import dequantising_note, method_of
 
 SERVED_DTYPE = (
@@ -36,6 +36,8 @@ def _mistakes(
         if config.backend == "sglang" and config.dtype == "float32" and method_of(target.config):
             yield "dtype", SERVED_DTYPE.format(method=method_of(target.config))
     if misfit := tokens_misfit(tokens, target):
+        yield "tokens", misfit
+    if misfit := length_misfit(tokens, target):
         yield "tokens", misfit
     if tokens is not None and tokens.empty.issuperset(config.splits):
         yield "splits", f"no samples in the splits {', '.join(config.splits)}: nothing to capture"

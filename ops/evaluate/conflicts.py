@@ -9,7 +9,7 @@ from ops.evaluate.op import Evaluate
 from ops.lib.drafts.backbone.config import draft_misfit
 from ops.lib.drafts.decoding.decode_options import block_size_mistake
 from ops.lib.forecasts import DraftForecast, TargetStated, TokensForecast, by_field, of_another_target, tokens_misfit
-from ops.lib.target.sizes import context_length
+from ops.lib.target.sizes import context_length, positions_field
 
 WITHOUT = (
     "leave out this node and those that read its report (check_export), and have a server report accepted lengths "
@@ -65,9 +65,9 @@ def _lengths(config: Evaluate, tokens: TokensForecast | None, target: TargetStat
     """Conflicts if answers are so long that no prompt is short enough; real prompts are checked one by one later."""
     limit = None if target is None else context_length(target.text)
     is_counted = tokens is not None and tokens.by_split is not None
-    if limit is not None and not is_counted and config.max_new_tokens + 2 > limit:
+    if target is not None and limit is not None and not is_counted and config.max_new_tokens + 2 > limit:
         yield (
             "max_new_tokens",
             f"no prompt fits beside {config.max_new_tokens} tokens in the {limit} positions of the target "
-            f"(max_position_embeddings): set max_new_tokens = {limit // 2} or less",
+            f"({positions_field(target.text)}): set max_new_tokens = {limit // 2} or less",
         )

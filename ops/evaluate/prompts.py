@@ -35,7 +35,7 @@ from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, check_images_fit, check_patches_fit
-from ops.lib.target.sizes import context_length, positions
+from ops.lib.target.sizes import context_length, positions, positions_field, rope_limit
 from ops.lib.vision.images import fault_of, strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
 from ops.tokenize_chat.channels import without_channels
@@ -261,13 +261,16 @@ def check_lengths(
     the request. Tokens are counted as in engines, including images. text: the language model's part of the target's
     config.json. field: the config field of max_new_tokens.
     """
+    within = rope_limit(text)
     limits = {
-        "target": context_length(text),
+        "target": context_length(text) if within is None else within - draft.block_size,  # the last block is whole
         "draft": positions(draft.max_position_embeddings, draft.rope_scaling),
     }
     whose, limit = min(
         ((name, limit) for name, limit in limits.items() if limit is not None), key=lambda named: named[1]
     )
+    of_target = positions_field(text) + ("" if within is None else ", less a block,")
+    field_of = {"target": of_target, "draft": "max_position_embeddings"}
     answer = max_new_tokens + 1  # the first token comes from the prefill
     every = [(prompt.origin, turn, length) for prompt in prompts for turn, length in enumerate(_lengths(prompt))]
     too_long = [(origin, turn, length) for origin, turn, length in every if length + (turn + 1) * answer > limit]
@@ -285,7 +288,7 @@ def check_lengths(
             [
                 f"{len(too_long)} of {len(every)} prompts and their answers ({field} = {max_new_tokens}, and "
                 f"the first token) may need more tokens than the {limit} positions of the {whose} "
-                "(max_position_embeddings of its config.json), beyond which answers and tau are poor:",
+                f"({field_of[whose]} of its config.json), beyond which answers and tau are poor:",
                 *lines,
                 _remedy([(turn, length) for _, turn, length in too_long], limit, field),
             ]

@@ -29,7 +29,7 @@ from ops.lib.target.checkpoint_check import processor_folder_mistakes, quantised
 from ops.lib.target.probed import kept_probes
 from ops.lib.target.quantised import BY_SGLANG
 from ops.lib.target.same_target import is_same_target
-from ops.lib.target.sizes import TargetSizes
+from ops.lib.target.sizes import TargetSizes, rope_limit, too_long
 from ops.lib.target.token_ids import foreign_tokens
 from ops.lib.vision.family_config import is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, template_texts
@@ -403,6 +403,16 @@ def tokens_misfit(tokens: TokensForecast | None, target: TargetStated | None) ->
         return ""
     size = 0 if tokens.vocab_size is None or tokens.is_bound else tokens.vocab_size
     return foreign_tokens(size, tokens.eos_token_ids, target.info["vocab_size"], target.eos_token_ids)
+
+
+def length_misfit(tokens: TokensForecast | None, target: TargetStated | None) -> str:
+    """A text on samples that are longer than the target's RoPE is right for; empty if there are none, or none is known
+    yet.
+    """
+    limit = None if target is None else rope_limit(target.text)
+    if tokens is None or limit is None or tokens.longest <= limit:
+        return ""
+    return f"samples of up to {too_long(tokens.longest, limit)}"
 
 
 def pixels_misfit(target: TargetStated | None, min_pixels: int | None, max_pixels: int | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 from dsl.errors import DataError
 from ops.lib.data.files import read_object
 from ops.lib.forecasts import SamplesForecast, TargetStated, pixels_misfit
-from ops.lib.target.sizes import context_length
+from ops.lib.target.sizes import context_length, positions_field
 from ops.lib.vision.family_config import text_part
 from ops.regenerate_answers.op import RegenerateAnswers
 
@@ -59,6 +59,6 @@ def context_mistake(config: RegenerateAnswers, text: Mapping[str, Any]) -> str:
         remedy = "lower max_new_tokens and max_prompt_tokens"
     return (
         f"max_prompt_tokens + max_new_tokens = {config.max_prompt_tokens} + {config.max_new_tokens} = {longest} "
-        f"tokens, and the target has {limit} positions (max_position_embeddings of its config.json), beyond which "
+        f"tokens, and the target has {limit} positions ({positions_field(text)} of its config.json), beyond which "
         f"answers are poor: {remedy}"
     )

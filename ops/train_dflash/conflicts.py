@@ -22,9 +22,10 @@ from ops.lib.forecasts import (
     by_field,
     identity_of,
     is_promised,
+    length_misfit,
     tokens_misfit,
 )
-from ops.lib.target.sizes import context_length
+from ops.lib.target.sizes import context_length, positions_field
 from ops.lib.target.token_ids import mask_of_texts
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.shape import expected_shape
@@ -109,6 +110,8 @@ def _origin(
     if batches is not None and are_different(batches.of_tokens, dealt):
         yield "batches", f"the plan was made for other {what}: give shard_sequence and train_dflash the same {what}"
     if (online or config.measures_tau) and (misfit := tokens_misfit(tokens, target)):
+        yield "tokens", misfit
+    if online and (misfit := length_misfit(tokens, target)):
         yield "tokens", misfit
 
 
@@ -195,7 +198,10 @@ def _of_target(
         return
     for field, value in (("block_size", config.block_size), ("sliding_window", config.sliding_window)):
         if value is not None and value > limit:
-            yield field, f"{value} is more than the {limit} positions of the target (max_position_embeddings): lower it"
+            yield (
+                field,
+                f"{value} is more than the {limit} positions of the target ({positions_field(target.text)}): lower it",
+            )
     is_counted = tokens is not None and tokens.by_split is not None  # else each prompt is checked
     if config.measures_tau and not is_counted and config.eval_new_tokens + 2 > limit:
         rest = f"set eval_new_tokens = {limit // 2} or less"

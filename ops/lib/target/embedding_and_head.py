@@ -19,6 +19,7 @@ from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json, read_object
 from ops.lib.target.checkpoint_files import weight_files
 from ops.lib.target.head_settings import PLAIN, HeadSettings, head_settings
+from ops.lib.target.stored_weights import Ends, head_bias
 from ops.lib.vision.family_config import with_defaults
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # by safetensors
@@ -41,7 +42,8 @@ def frozen_ends(
     settings = head_settings(with_defaults(read_object(target.path / "model" / "config.json")))
     embed, head_key = read(info["embed_key"]), info["lm_head_key"]
     head = embed if head_key == info["embed_key"] else read(head_key)
-    bias_V = read(head_key.removesuffix("weight") + "bias") if settings.bias else None
+    bias_key = head_bias(target.path / "model", files, Ends(info["embed_key"], head_key), settings.bias)
+    bias_V = None if bias_key is None else read(bias_key)
     return embed, Head.of_target(head, settings, bias_V)
 
 

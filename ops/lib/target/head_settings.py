@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ops.lib.vision.family_config import text_part
+from ops.lib.vision.family_config import SOFT_CAPS, text_part
 
 
 @frozen
@@ -28,6 +28,7 @@ PLAIN = HeadSettings()
 
 
 BIASED_HEADS = ("phi", "gptj", "codegen")  # by their classes, without a field
+BIAS_OF_ALL = ("ernie4_5_moe",)  # whose use_bias is of the head too
 
 
 def head_settings(config: Mapping[str, Any]) -> HeadSettings:
@@ -36,10 +37,11 @@ def head_settings(config: Mapping[str, Any]) -> HeadSettings:
     scale = _first(text.get("logit_scale"), text.get("lm_head_multiplier"), 1.0)
     if text.get("logits_scaling"):
         scale = text["logits_scaling"] if text.get("model_type") == "hyperclovax" else 1.0 / text["logits_scaling"]
-    bias = text.get("lm_head_bias", text.get("model_type") in BIASED_HEADS)
+    kind = text.get("model_type")
+    bias = text.get("lm_head_bias", kind in BIASED_HEADS or (kind in BIAS_OF_ALL and text.get("use_bias")))
     return HeadSettings(
         float(scale),
-        _first(text.get("final_logit_softcapping"), text.get("logits_soft_cap")),
+        _first(*(text.get(name) for name in SOFT_CAPS)),
         bool(bias),
     )
 

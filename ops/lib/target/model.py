@@ -27,7 +27,8 @@ from ops.lib.target.checkpoint_files import check_weights, trusts_own_code
 from ops.lib.target.embedding_and_head import Head, stored_dtype, tensor_files
 from ops.lib.target.head_settings import head_settings
 from ops.lib.target.quantised import method_of
-from ops.lib.target.stored_weights import find_ends, is_of_model, unexpected_tensors
+from ops.lib.target.sizes import rope_limit, too_long
+from ops.lib.target.stored_weights import find_ends, head_bias, is_of_model, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
 from ops.lib.vision.families import AnyText, AnyVision, Family, Qwen3Vl, VisionFamily, family_of, find_family, is_expert
@@ -133,10 +134,13 @@ class Target:
 
     def inputs(self, samples: Sequence[TokenSample]) -> ModelInputs:
         """A batch of samples on the target's device, padded on the right. Raises DataError for a sample whose image
-        tokens are not those of its images.
+        tokens are not those of its images, and for one longer than `rope_limit`.
         """
+        limit = rope_limit(self.family.text_config)
         for sample in samples:
             self.family.check_sample(sample)
+            if limit is not None and len(sample.input_ids) > limit:
+                raise DataError(f"sample {sample.id}: {too_long(len(sample.input_ids), limit)}")
         return collate(samples, self.device)
 
     def prompts(self, samples: Sequence[TokenSample]) -> ModelInputs:
@@ -291,7 +295,9 @@ def describe_target(
         raise DataError(f"{directory}: {error}") from None
     text = family.text_config
     check_weights(directory)
-    ends = find_ends(directory, family.config, stored_tensors(directory), embed_key, lm_head_key)
+    stored = stored_tensors(directory)
+    ends = find_ends(directory, family.config, stored, embed_key, lm_head_key)
+    head_bias(directory, stored, ends, head_settings(family.config).bias)
     if mask_token_id is None:
         raise DataError(
             f"{directory}: no mask token is known for this model; set mask_token_id to an id that no text produces"

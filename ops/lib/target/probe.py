@@ -10,7 +10,10 @@ that dflow relies on are tried on a few tokens, on the weights themselves and on
     blocks       blocks through the cache, accepted in part, equal one token after the other
     speculation  answers by proposals that are partly right equal the plain ones
 
-The copy keeps every kind of layer, and has a window shorter than the texts.
+The copy keeps every kind of layer, and has a window shorter than the texts. A seventh is tried on a copy whose RoPE has
+a first range (original_max_position_embeddings), of the length between both texts:
+
+    lengths      a text beyond it leaves a shorter one of its batch as it is
 
     B batch, S sequence length, K block size, V vocabulary, M hidden size
 """
@@ -34,13 +37,29 @@ from ops.lib.target.cache_trial import ordinary_tokens, sample_of, verification_
 from ops.lib.target.head_settings import embedding_scale
 from ops.lib.target.model import Target
 from ops.lib.target.prefill import prefill
-from ops.lib.target.probed import BLOCKS, COPY, EMBEDDING, HEAD, LAYERS, PADDING, SPECULATION, WEIGHTS, Check, Probe
-from ops.lib.target.small_copy import small_copy
+from ops.lib.target.probed import (
+    BLOCKS,
+    COPY,
+    EMBEDDING,
+    HEAD,
+    LAYERS,
+    LENGTHS,
+    PADDING,
+    SPECULATION,
+    WEIGHTS,
+    Check,
+    Probe,
+)
+from ops.lib.target.sizes import rope_limit
+from ops.lib.target.small_copy import has_range, small_copy
 from ops.lib.target.verify import Verification, verifier_of
+from ops.lib.vision.batch import collate
+from ops.lib.vision.family_config import text_part
 
 TOLERANCE = 1e-3  # of the largest value: float32 rounds by 1e-6, and a wrong mask or scale changes more than a tenth
 BLOCK, ANSWER = 4, 11
 PROMPTS = (9, 14)  # tokens
+RANGE = 11  # of a copy's RoPE, between both
 TURNS = 3  # of texts
 # What models raise for arguments, caches and lengths that they do not take.
 MODEL_ERRORS = (AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError, DataError)
@@ -48,15 +67,27 @@ MODEL_ERRORS = (AttributeError, LookupError, NotImplementedError, RuntimeError, 
 
 def probe_config(config: Mapping[str, Any]) -> Probe:
     """Probe a small random copy of a complete config.json. Raises DataError where no copy can be made of it."""
-    probe = probe_target(small_copy(config), COPY)
+    probe = _probe_copy(config)
     if probe.failed_names <= {EMBEDDING}:  # which no rounding decides
         return probe
     # Two of a random model's experts or tokens may be nearly alike: another one in float64 says whether it was that.
     try:
-        again = probe_target(small_copy(config, seed=1, dtype=torch.float64), COPY)
+        again = _probe_copy(config, seed=1, dtype=torch.float64)
     except DataError:  # of a model that float64 does not run on
         return probe
     return again if again.failed_names < probe.failed_names else probe
+
+
+def _probe_copy(config: Mapping[str, Any], seed: int = 0, dtype: torch.dtype = torch.float32) -> Probe:
+    probe = probe_target(small_copy(config, seed, dtype), COPY)
+    if probe.refusal or not has_range(config):
+        return probe
+    target, limit = small_copy(config, seed, dtype, RANGE), rope_limit(text_part(config))
+    check = _tried(LENGTHS, lambda: _lengths(target, _texts(target, 0)))
+    if not check.holds and limit is not None:
+        refused = f"texts of more than {limit:,} tokens are refused"
+        check = evolve(check, reason="; ".join(filter(None, (check.reason, refused))))
+    return evolve(probe, checks=(*probe.checks, check))
 
 
 def probe_weights(target: Target, copy: Probe | None) -> Probe:
@@ -133,8 +164,16 @@ def _layers(target: Target, text: list[int]) -> float:
 
 
 def _head(target: Target, text: list[int]) -> float:
+    for end, weight in (("embedding", target.embed_weight), ("head", target.head_weight)):
+        if weight.shape[1] != target.hidden_size:
+            raise ValueError(f"rows of its {end} have {weight.shape[1]} numbers, and its states {target.hidden_size}")
     inputs = target.inputs([sample_of(text)])
-    return _difference(target.head.logits(target.hidden(inputs)), target.forward(inputs, use_cache=False).logits)
+    logits = target.forward(inputs, use_cache=False).logits
+    if not logits.isfinite().all():
+        raise ValueError("its logits are not finite")
+    if (logits.amax(-1) == logits.amin(-1)).any():
+        raise ValueError("its logits are all equal")
+    return _difference(target.head.logits(target.hidden(inputs)), logits)
 
 
 def _embedding(target: Target, text: list[int]) -> float:
@@ -152,6 +191,14 @@ def _padding(target: Target, texts: list[list[int]]) -> float:
         max(_difference(right[row, : len(logits)], logits), _difference(left[row], logits[-1]))
         for row, logits in enumerate(single)
     )
+
+
+@torch.inference_mode()
+def _lengths(target: Target, texts: list[list[int]]) -> float:
+    """The difference of the shorter text's states beside the longer one, which no capture would batch."""
+    samples = list(map(sample_of, texts))
+    alone, beside = (target.hidden(collate(batch, target.device))[0] for batch in (samples[:1], samples))
+    return _difference(beside[: len(texts[0])], alone)
 
 
 def _verified(target: Target, texts: list[list[int]]) -> list[Check]:

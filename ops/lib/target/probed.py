@@ -17,7 +17,7 @@ from ops.lib.data.files import read_object
 MEASURED = "measurements.json"  # of a target's artifact; outside of its digest
 COPY, WEIGHTS = "a small random copy", "the weights"
 LAYERS, HEAD, EMBEDDING, PADDING = "layers", "head", "embedding", "padding"
-BLOCKS, SPECULATION = "blocks", "speculation"
+BLOCKS, SPECULATION, LENGTHS = "blocks", "speculation", "lengths"
 MEANINGS = {
     LAYERS: "the inputs of its layers are its hidden states, which no later token changes",
     HEAD: "its head on the final states gives its logits",
@@ -25,6 +25,7 @@ MEANINGS = {
     PADDING: "padded batches give what single texts give",
     BLOCKS: "blocks through its cache, accepted in part, give what single tokens give",
     SPECULATION: "speculative answers are the plain ones",
+    LENGTHS: "a text beyond the first range of its RoPE leaves shorter ones of its batch as they are",
 }
 NOT_EVALUATED = "capture and training are possible, but evaluate is not"
 LEFT = {  # what is still possible where a check fails
@@ -34,6 +35,7 @@ LEFT = {  # what is still possible where a check fails
     PADDING: "answers of several prompts at once are not its own; capture one by one, with batch_tokens = 1",
     BLOCKS: NOT_EVALUATED,
     SPECULATION: NOT_EVALUATED,
+    LENGTHS: "only texts within that range are right",
 }
 NEEDED = (LAYERS, HEAD)  # without which a target is refused
 

@@ -185,10 +185,49 @@ def _any_mlp(text: Config, layer: int) -> int:
 
 def context_length(text: Config) -> int | None:
     """The number of positions that a target supports, from the text part of its config; None if it names none."""
-    trained = text.get("max_position_embeddings")
-    if not isinstance(trained, int):
-        return None
+    trained, limit = text.get("max_position_embeddings"), rope_limit(text)
+    if limit is not None or not isinstance(trained, int):
+        return limit
     return positions(trained, text.get("rope_parameters") or text.get("rope_scaling"))
+
+
+ORIGINAL = "original_max_position_embeddings"
+FIXED_ROPES = ("default", "linear", "llama3", "yarn", "mrope", "proportional")  # angles by the position alone
+
+
+def rope_limit(text: Config) -> int | None:
+    """The longest text, in tokens, that its RoPE turns by the same angles whatever it is batched with; None for any.
+
+    transformers takes those of "longrope" and "dynamic" by the longest text of a batch, SGLang's longrope by the last
+    position of a batch, and vLLM's by the longest text that the server takes. text: the text part of a config.
+    """
+    limits = (
+        text.get(ORIGINAL) or rope.get(ORIGINAL) or text.get("max_position_embeddings")
+        for rope in ropes_of(text)
+        if "long_factor" in rope or (rope.get("rope_type") or rope.get("type") or "default") not in FIXED_ROPES
+    )
+    return min((limit for limit in limits if isinstance(limit, int)), default=None)
+
+
+def too_long(tokens: int, limit: int) -> str:
+    """What is wrong with a text of more tokens than `rope_limit`."""
+    return (
+        f"{tokens:,} tokens, and beyond {limit:,} the target's RoPE turns all texts of a batch by other angles, each "
+        f"engine by its own rule: drop such samples with max_length = {limit} of tokenize_chat"
+    )
+
+
+def ropes_of(text: Config) -> list[Config]:
+    """The tables of RoPE settings in the text part of a config, also those of each kind of layer."""
+    tables = [text[name] for name in ("rope_parameters", "rope_scaling") if isinstance(text.get(name), Mapping)]
+    inner = [each for table in tables for each in table.values() if isinstance(each, Mapping)]
+    return [*tables, *inner]
+
+
+def positions_field(text: Config) -> str:
+    """The field of a config.json that `context_length` comes from."""
+    limited = rope_limit(text) not in (None, text.get("max_position_embeddings"))
+    return ORIGINAL if limited else "max_position_embeddings"
 
 
 def positions(trained: int, rope: Config | None) -> int:

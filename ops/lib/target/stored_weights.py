@@ -8,7 +8,7 @@ V vocabulary, M hidden size of the target
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,7 @@ def listed(names: list[str]) -> str:
 
 EMBED_ENDINGS = ("embed_tokens.weight", "word_embeddings.weight", "wte.weight", "embed_in.weight")
 HEAD_ENDINGS = ("lm_head.weight", "embed_out.weight")
+BIAS_ENDINGS = ("lm_head.bias", "embed_out.bias")
 
 
 @frozen
@@ -194,6 +195,22 @@ def find_ends(
             "lm_head_key",
         )
     return Ends(embed, embed)
+
+
+def head_bias(directory: Path, names: Iterable[str], ends: Ends, expected: bool) -> str | None:
+    """The name of the head's bias; None without one. names: of the stored tensors. expected: whether config.json has
+    it. Raises DataError where the files say another thing.
+    """
+    beside = ends.lm_head_key.removesuffix("weight") + "bias"
+    found = sorted(name for name in names if name == beside or name.endswith(BIAS_ENDINGS))
+    if expected and len(found) != 1:
+        count = f"{len(found)} tensors ({', '.join(found)})" if found else "no tensor"
+        raise DataError(f"{directory}: the head of this model has a bias, and {count} can be it; copy the files again")
+    if found and not expected:
+        raise DataError(
+            f"{directory}: the files hold {found[0]}, a bias of the head that dflow does not know of this model type"
+        )
+    return found[0] if found else None
 
 
 def _find(

@@ -49,12 +49,13 @@ LEFT_OUT = (
     "lm_head_bias",
     "embedding_multiplier",
 )
-# Others that only count parameters, before there are files: of latent attention and of experts.
+# Others that count parameters before there are files, of latent attention and of experts, or limit texts.
 COUNTED = (
     *("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
     *("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", "moe_intermediate_size"),
     *("first_k_dense_replace", "n_shared_experts", "num_shared_experts"),
     *("shared_expert_intermediate_size", "shared_intermediate_size"),
+    "original_max_position_embeddings",
 )
 TIED = "tie_word_embeddings"
 
@@ -171,6 +172,7 @@ def has_recurrent_layers(text: Mapping[str, Any]) -> bool:
 
 
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
+SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap")
 DEEPSTACK, DEPTH = (8, 16, 24), 27  # of the class in transformers
 
 
@@ -182,6 +184,8 @@ def check_family_config(config: Mapping[str, Any]) -> None:
     missing = [name for name in SIZES if name not in text]
     if missing:
         raise DataError(f"config.json: missing {', '.join(missing)}, also in text_config")
+    if caps := [name for name in SOFT_CAPS if text.get(name) == 0]:
+        raise DataError(f"config.json: {caps[0]} is 0, which makes all logits equal: set it to null for no soft cap")
     kind, seeing = config.get("model_type"), config.get("vision_config")
     if seeing is None:
         if kind in (*QWEN25_VL, *QWEN3_VL):

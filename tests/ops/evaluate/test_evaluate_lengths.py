@@ -59,6 +59,15 @@ def test_an_answer_may_end_at_the_last_position_and_not_behind_it(draft_config):
     check_lengths([Asked(510)], target, draft_config, 1)
 
 
+def test_the_last_block_stays_within_the_first_range_of_a_rope(draft_config):
+    rope = {"rope_type": "longrope", "original_max_position_embeddings": 64}
+    target = model(max_position_embeddings=4096, rope_parameters=rope)
+    most = 64 - draft_config.block_size - 21
+    check_lengths([Asked(most)], target, draft_config, 20)
+    with pytest.raises(DataError, match=r"original_max_position_embeddings, less a block, of its config\.json"):
+        check_lengths([Asked(most + 1)], target, draft_config, 20)
+
+
 def test_later_turns_may_stand_behind_the_longest_answers_to_those_before(draft_config):
     target = model(max_position_embeddings=4096)
     prompts = [Asked(10, (449, 470)), Asked(20)]

@@ -12,20 +12,24 @@ import torch
 from any_targets import any_checkpoint
 from architectures import NOT, OFTEN, OTHER_ROWS, OTHERS, config_of
 from fake_stage import FakeStage
+from safetensors.torch import load_file, save_file
 
 from dsl.errors import DataError
+from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json, write_json
 from ops.lib.target import probe as probes
 from ops.lib.target.cache import Rows
-from ops.lib.target.cache_trial import ordinary_tokens
+from ops.lib.target.cache_trial import ordinary_tokens, sample_of
+from ops.lib.target.embedding_and_head import frozen_ends
 from ops.lib.target.head_settings import HeadSettings, embedding_scale
-from ops.lib.target.model import Target
+from ops.lib.target.model import Target, describe_target, write_target_json
 from ops.lib.target.probe import Speculated, probe_config, probe_target, probe_weights, speculated_answers
 from ops.lib.target.probed import (
     BLOCKS,
     EMBEDDING,
     HEAD,
     LAYERS,
+    LENGTHS,
     MEASURED,
     PADDING,
     SPECULATION,
@@ -35,7 +39,8 @@ from ops.lib.target.probed import (
     kept_probes,
     probe_of_copy,
 )
-from ops.lib.target.small_copy import small_config, small_copy
+from ops.lib.target.sizes import context_length, rope_limit
+from ops.lib.target.small_copy import has_range, small_config, small_copy
 from ops.lib.vision.family_config import QWEN
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
@@ -46,7 +51,7 @@ ALL = [LAYERS, HEAD, EMBEDDING, PADDING, BLOCKS, SPECULATION]
 
 def failures(kind: str) -> list[str]:
     probe = probe_config(config_of(kind))
-    assert ALL == [check.name for check in probe.checks]
+    assert [*ALL, *[LENGTHS] * has_range(config_of(kind))] == [check.name for check in probe.checks]
     return [check.name if check.name == EMBEDDING else check.sentence for check in probe.failed]
 
 
@@ -347,3 +352,129 @@ def test_a_small_copy_has_every_kind_of_layer_and_a_short_window() -> None:
     assert {"full_attention", "sliding_attention"} == set(small["layer_types"])
     assert (6, 8, 64) == (small["num_hidden_layers"], small["sliding_window"], small["hidden_size"])
     assert small_config(config_of("qwen3"))["model_type"] in QWEN
+
+
+def phi_with_ranges() -> dict[str, Any]:
+    """A config.json as Phi-3.5's: angles of its RoPE change behind 4,096 tokens."""
+    file = {name: value for name, value in config_of("phi3").items() if name != "rope_parameters"}
+    half = file["hidden_size"] // file["num_attention_heads"] // 2
+    factors = {"short_factor": [1.0 + 0.01 * k for k in range(half)], "long_factor": [1.0 + k for k in range(half)]}
+    rope = {"rope_scaling": {"type": "longrope", **factors}, "rope_theta": 10000.0}
+    return file | rope | {"max_position_embeddings": 131_072, "original_max_position_embeddings": 4096}
+
+
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}}
+
+
+def test_a_rope_that_follows_the_longest_text_of_a_batch_is_found_and_right_within_its_first_range() -> None:
+    probe = probe_config(phi_with_ranges())
+    assert [LENGTHS] == [check.name for check in probe.failed]
+    assert "texts of more than 4,096 tokens are refused" in probe.warning
+    assert "" == probe.refusal == probe.unverified
+
+
+@pytest.mark.parametrize(
+    ("config", "limit"),
+    [
+        (phi_with_ranges(), 4096),
+        ({"rope_parameters": {"full_attention": {"rope_type": "su", "original_max_position_embeddings": 64}}}, 64),
+        ({"max_position_embeddings": 2048, **DYNAMIC}, 2048),
+        ({"max_position_embeddings": 2048, "rope_scaling": {"type": "of tomorrow"}}, 2048),
+        ({"max_position_embeddings": 2048, "rope_scaling": {"type": "yarn", "factor": 4.0}}, None),
+        ({"max_position_embeddings": 2048}, None),
+    ],
+)
+def test_the_first_range_of_a_rope_is_read_from_its_config(config: dict[str, Any], limit: int | None) -> None:
+    assert limit == rope_limit(config)
+    if limit is not None:
+        assert limit == context_length(config)
+
+
+def test_a_text_beyond_the_first_range_is_refused_by_its_sample() -> None:
+    target = small_copy(phi_with_ranges(), rope_range=11)
+    assert (1, 11) == target.inputs([sample_of([7] * 11)]).input_ids.shape
+    with pytest.raises(DataError, match=r"sample trial: 12 tokens, and beyond 11 the target's RoPE .* max_length = 11"):
+        target.inputs([sample_of([7] * 11), sample_of([7] * 12)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacking", "fields", "expected"),
+    [
+        (
+            "gemma3_text",
+            "layer_types",
+            {"sliding_window_pattern": 6, "num_hidden_layers": 34},
+            {"layer_types": [*["sliding_attention"] * 5, "full_attention"]},
+        ),
+        (
+            "qwen2",
+            "layer_types",
+            {"use_sliding_window": True, "max_window_layers": 28, "num_hidden_layers": 32, "sliding_window": 4096},
+            {"layer_types": [*["full_attention"] * 4, "sliding_attention"], "sliding_window": 8},
+        ),
+        (
+            "gemma3_text",
+            "",
+            {"layer_types": [*["sliding_attention"] * 24, *["full_attention"] * 2]},
+            {"layer_types": [*["sliding_attention"] * 4, "full_attention"]},
+        ),
+        ("qwen3_moe", "", {"mlp_only_layers": [20, 21]}, {"mlp_only_layers": [4], "num_hidden_layers": 5}),
+    ],
+)
+def test_a_kind_of_layer_is_copied_wherever_it_stands(
+    kind: str, lacking: str, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    file = {name: value for name, value in config_of(kind).items() if name != lacking}
+    small = small_config(file | fields)
+    assert expected == {name: small[name] for name in expected}
+
+
+def test_a_bias_of_the_head_that_settings_do_not_know_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = small_copy(config_of("phi"))
+    assert HEAD not in probe_target(target).failed_names
+    monkeypatch.setattr("ops.lib.target.model.head_settings", without(HeadSettings()))
+    assert {HEAD} == probe_target(target).failed_names
+
+
+def test_the_bias_of_every_product_is_that_of_the_head_too() -> None:
+    target = small_copy(config_of("ernie4_5_moe") | {"use_bias": True})
+    assert 0 < float(target.model.lm_head.bias.abs().max())
+    assert HEAD not in probe_target(target).failed_names
+
+
+def test_a_head_whose_logits_are_all_equal_is_refused() -> None:
+    probe = probe_target(small_copy(config_of("gemma2") | {"final_logit_softcapping": 0.0}))
+    assert HEAD in probe.failed_names and "its logits are " in probe.refusal
+
+
+def test_a_soft_cap_of_nothing_is_refused_by_name(tmp_path: Path) -> None:
+    checkpoint = any_checkpoint("gemma2", tmp_path / "gemma2", final_logit_softcapping=0.0)
+    with pytest.raises(DataError, match="final_logit_softcapping is 0, which makes all logits equal: set it to null"):
+        load_target(LoadTarget(checkpoint=str(checkpoint)), FakeStage(tmp_path / "stage", {}))
+
+
+def test_ends_of_another_width_than_the_states_are_refused() -> None:
+    probe = probe_target(small_copy(config_of("opt") | {"word_embed_proj_dim": 512}))
+    assert "rows of its embedding have 32 numbers, and its states 64" in probe.refusal
+
+
+def described(folder: Path, kind: str, **fields: Any) -> TargetModel:
+    """A target artifact, with a bias of the head that is not zero."""
+    model = any_checkpoint(kind, folder / "model", **fields)
+    tensors = load_file(model / "model.safetensors")
+    tensors["lm_head.bias"] = torch.linspace(-1, 1, 400)
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    write_target_json(folder, describe_target(model, 7, [3]), {})
+    return TargetModel(folder, "0" * 64)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_bias_of_a_head_is_read_from_its_file_also_beside_a_tied_one(tmp_path: Path, tied: bool) -> None:
+    _, head = frozen_ends(described(tmp_path, "phi", tie_word_embeddings=tied))
+    assert head.bias_V is not None
+    assert torch.equal(torch.linspace(-1, 1, 400), head.bias_V)
+
+
+def test_a_stored_bias_of_a_head_without_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the files hold lm_head\.bias, a bias of the head that dflow does not know"):
+        described(tmp_path, "llama")
