@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from dsl.errors import DataError, StopRequested
 from dsl.imports import named_function
@@ -61,6 +61,10 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
         "tokens": TokensForecast.read(tokens.path, tokens.digest),
     }
     refuse_conflicts(conflicts(config, statements))
+    if config.backend == "huggingface" and (reason := statements["target"].unbatched_reason):
+        config = evolve(config, batch_tokens=1)
+        if stage.rank == stage.worker == 0:
+            stage.info(reason)
     if (note := backend_note(config, read_config(target.path / "model"))) and stage.rank == stage.worker == 0:
         stage.warn(note)
     info = target_info(target)
