@@ -56,12 +56,9 @@ class ShardPlan:
 def capture_targets(config: CaptureTargets, stage: Stage) -> None:
     """Write the TargetFeatures artifact; see ops/artifacts.py for its layout."""
     target, tokens = stage.inputs["target"], stage.inputs["tokens"]
-    statements = {
-        "target": TargetStated.read(target.path, target.digest),
-        "tokens": TokensForecast.read(tokens.path, tokens.digest),
-    }
-    refuse_conflicts(conflicts(config, statements))
-    if config.backend == "huggingface" and (reason := statements["target"].unbatched_reason):
+    stated = TargetStated.read(target.path, target.digest)
+    refuse_conflicts(conflicts(config, {"target": stated, "tokens": TokensForecast.read(tokens.path, tokens.digest)}))
+    if config.backend == "huggingface" and (reason := stated.unbatched_reason):
         config = evolve(config, batch_tokens=1)
         if stage.rank == stage.worker == 0:
             stage.info(reason)

@@ -78,7 +78,9 @@ measured = "@measured"
 op = "upper"
 text = "@second"
 """
-MISTAKES = [f"node.{node}.measured: {text}" for node in ("first", "second") for text in ("it is bad", "leave this node")]
+MISTAKES = [
+    f"node.{node}.measured: {text}" for node in ("first", "second") for text in ("it is bad", "leave this node")
+]
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def test_nothing_long_starts_where_a_later_node_does_not_fit_what_was_just_measu
     assert done | refused | {"long": "pending", "after": "pending"} == states(toy)
     assert "not run: first failed" == toy.state()["nodes"]["after"]["reason"]
     again = toy.dflow("run", str(toy.file))  # the plan reads the artifact now
-    assert (2, ["make", "measure"]) == (again.returncode, toy.calls())
+    assert (2, []) == (again.returncode, toy.calls())
     assert [True] * 4 == [mistake in again.stderr for mistake in MISTAKES]
 
 
@@ -113,8 +115,9 @@ def test_nodes_that_fit_still_run_with_keep_going(toy: Toy) -> None:
 def test_a_cached_artifact_that_is_found_in_the_middle_of_a_run_counts_as_well(toy: Toy) -> None:
     assert 0 == toy.dflow("run", str(toy.file), "--to", "measured").returncode
     (toy.folder / "same.txt").write_text("bad")
+    assert ["make", "measure"] == toy.calls()
     ended = toy.dflow("run", str(toy.file), "-s", "source.source=same.txt")
-    assert (1, ["make", "measure", "make"]) == (ended.returncode, toy.calls())
+    assert (1, ["make"]) == (ended.returncode, toy.calls())
     assert [True] * 4 == [mistake in ended.stderr for mistake in MISTAKES]
 
 
