@@ -70,7 +70,8 @@ def compiled(
     tables = {name: check_table(tree, name) for name in TABLE_NAMES}
     head, mlflow, machine = (table.values for table in tables.values())
     sort_by = sort_of(tree)
-    nodes = {node_id: check_node(tree, node_id, head.get("seed", 0)) for node_id in tree.nodes}
+    named = [node_id for node_id in tree.nodes if node_id not in TABLE_NAMES]  # the others' ids are mistakes
+    nodes = {node_id: check_node(tree, node_id, head.get("seed", 0)) for node_id in named}
     _check_upload(tables["mlflow"], list(dict.fromkeys((*templates, *nodes))))
     tree.mistakes += wiring_mistakes(nodes, Machine(**machine), absent)
     if tree.mistakes:
