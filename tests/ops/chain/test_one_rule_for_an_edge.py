@@ -194,5 +194,5 @@ def test_a_split_that_the_samples_left_empty_is_passed_over_before_the_features_
         is_found=is_found,
     )
     features = FeaturesForecast(num_layers=1, dtype="float32", tokens=tokens, identity=f"{PROMISED}f", empty=empty)
-    found = train_conflicts(train_config(eval_every=5, eval_prompts=0), {"target": None, "features": features})
+    found = train_conflicts(train_config(eval_every=5), {"target": None, "features": features})
     assert (set() if is_found else {"eval_every"}) == found.keys()
