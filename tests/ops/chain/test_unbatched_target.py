@@ -58,7 +58,16 @@ def made(folder: Path, config: Any, run: Any, output: Any, **inputs: Any) -> Any
 
 
 def answers(folder: Path, images: ImageSamples, target: TargetModel, **changes: Any) -> bytes:
-    config = RegenerateAnswers(samples=Ref("a"), target=Ref("b"), max_new_tokens=6, seed=0, dtype="float32", **changes)
+    config = RegenerateAnswers(
+        samples=Ref("a"),
+        target=Ref("b"),
+        max_prompt_tokens=400,
+        max_new_tokens=6,
+        finish_reasons=("stop", "length"),
+        seed=0,
+        dtype="float32",
+        **changes,
+    )
     made(folder, config, regenerate_answers, ImageSamples, samples=images, target=target)
     return (folder / "out" / "samples.jsonl").read_bytes()
 
