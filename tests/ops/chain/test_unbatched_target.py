@@ -23,11 +23,8 @@ from ops.lib.data.token_shards import TokenReader
 from ops.lib.forecasts import TargetStated
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import Target
-from ops.lib.target.probed import MEASURED
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
-from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.run import regenerate_answers
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 
@@ -57,22 +54,7 @@ def made(folder: Path, config: Any, run: Any, output: Any, **inputs: Any) -> Any
     return stage.artifact(output)
 
 
-def answers(folder: Path, images: ImageSamples, target: TargetModel, **changes: Any) -> bytes:
-    config = RegenerateAnswers(
-        samples=Ref("a"),
-        target=Ref("b"),
-        max_prompt_tokens=400,
-        max_new_tokens=6,
-        finish_reasons=("stop", "length"),
-        seed=0,
-        dtype="float32",
-        **changes,
-    )
-    made(folder, config, regenerate_answers, ImageSamples, samples=images, target=target)
-    return (folder / "out" / "samples.jsonl").read_bytes()
-
-
-def test_features_and_answers_are_those_of_single_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_features_are_those_of_single_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"head_dim": 16, "lru_width": 64, "attention_window_size": 64}
     checkpoint = any_checkpoint("recurrent_gemma", tmp_path / "checkpoint", **sizes)
     target = made(tmp_path / "target", LoadTarget(checkpoint=str(checkpoint)), load_target, TargetModel)
@@ -97,8 +79,3 @@ def test_features_and_answers_are_those_of_single_texts(tmp_path: Path, capsys: 
     capsys.readouterr()
     assert [0.0] * 4 == distances("capture")
     assert f"info: {reason}" in capsys.readouterr().out
-    by_itself = answers(tmp_path / "answers", images, target)
-    assert f"info: {reason}" in capsys.readouterr().out
-    (target.path / MEASURED).unlink()
-    assert max(distances("padded")) > 0.1
-    assert by_itself == answers(tmp_path / "singly", images, target, batch_tokens=1)
