@@ -21,7 +21,7 @@ from executor.system.output import OK, name_store, print_lines
 from executor.system.progress import Activity
 from ops.tools.init.advice import Precision, advise
 from ops.tools.init.survey import Counter, survey
-from ops.tools.init.target import Target, measured, read_target
+from ops.tools.init.target import Measured, Target, measured, read_target
 from ops.tools.init.text import PLACEHOLDER, pipeline_text, summary
 
 DEFAULT_OUTPUT = Path("pipeline.toml")
@@ -64,7 +64,7 @@ def main(options: argparse.Namespace) -> int:
     output: Path = options.output
     mistakes = _output_mistakes(output, options.force)
     target: Target | None = None
-    about: list[str] = []
+    about = Measured([])
     try:
         if options.target is not None:
             target = read_target(options.target)
@@ -86,11 +86,11 @@ def main(options: argparse.Namespace) -> int:
         raise DataError("\n".join(mistakes))
     name = _pipeline_name(output, options.data[0])
     sources = [_data_path(output, data) for data in options.data]
-    text = pipeline_text(name, sources, f"./{SCHEMA}", found, target, advice)
+    text = pipeline_text(name, sources, f"./{SCHEMA}", found, target, advice, about.is_verified)
     with clear_errors(output):
         _write(output, text)
         is_renewed = _write_schema(output.with_name(SCHEMA), options.force)
-    print_lines("\n".join([*about, *summary(found, target, advice)]))
+    print_lines("\n".join([*about.lines, *summary(found, target, advice)]))
     if is_renewed:
         print_lines(f"\nwrote {output}, and {output.with_name(SCHEMA)}, which lets an editor complete and check it")
     else:

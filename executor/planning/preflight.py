@@ -178,6 +178,21 @@ def disk_mistakes(
     return mistakes
 
 
+def conflicts_below(
+    store: Store, graph: Graph, pending: Sequence[str], digests: Mapping[str, str]
+) -> dict[str, list[Finding]]:
+    """What does not fit the inputs of nodes that have yet to run, by node; nodes without findings are left out.
+
+    digests: the artifacts of this run so far, by node id, which say more than was promised before the run.
+    """
+    if all(hook(graph.nodes[node_id].op, "conflicts") is None for node_id in pending):
+        return {}
+    made = {node_id: store.object_path(digest) for node_id, digest in digests.items()}
+    estimates = graph_estimates(graph.up_to(pending), made, free_bytes(store.path))
+    found = {node_id: list(_not_fitting(graph.nodes[node_id], estimates)) for node_id in pending}
+    return {node_id: findings for node_id, findings in found.items() if findings}
+
+
 def check_space(graph: Graph, node_id: str, made: Mapping[str, Path], work_dir: Path) -> None:
     """Check the disk before a node starts. Raises DiskFull where it is known to write more than is free.
 
@@ -257,10 +272,18 @@ def _asks_for_something(node: GraphNode) -> bool:
 def _of_node(node: GraphNode, estimates: Estimates) -> Iterator[Finding]:
     """Findings on what a node lacks on this machine, then on what does not fit its inputs."""
     lacking: Callable[[Any], Mapping[str, str]] | None = hook(node.op, "missing_here")
+    if lacking is not None:
+        yield from _by_field(node, lacking(node.config))
+    yield from _not_fitting(node, estimates)
+
+
+def _not_fitting(node: GraphNode, estimates: Estimates) -> Iterator[Finding]:
+    """Findings on what does not fit a node's inputs, by what is known of them."""
     conflicts: Callable[[Any, Mapping[str, Any]], Mapping[str, str]] | None = hook(node.op, "conflicts")
-    for found in (
-        {} if lacking is None else lacking(node.config),
-        {} if conflicts is None else conflicts(node.config, node.by_edge(estimates.forecast)),
-    ):
-        for field, sentences in found.items():
-            yield from (Finding(sentence, Field(f"node.{node.id}.{field}")) for sentence in sentences.splitlines())
+    if conflicts is not None:
+        yield from _by_field(node, conflicts(node.config, node.by_edge(estimates.forecast)))
+
+
+def _by_field(node: GraphNode, found: Mapping[str, str]) -> Iterator[Finding]:
+    for field, sentences in found.items():
+        yield from (Finding(sentence, Field(f"node.{node.id}.{field}")) for sentence in sentences.splitlines())

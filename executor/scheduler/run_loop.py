@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
-from dsl.errors import DflowError, StageError, StoreError
+from dsl.errors import ConfigError, DflowError, StageError, StoreError
 from dsl.finding import Finding
 from executor.keys.node_key import KeyParts
 from executor.launchers.failure import failure_of, is_transient, of_node
@@ -174,11 +174,15 @@ class RunLoop:
         with shared_gc_lock(self._store.path):
             while self._ready and not self._is_ending:
                 node_id = self._ready.pop()
+                if node_id in self._failed:  # it was refused before its turn
+                    continue
                 if self._decisions[node_id].cache != "hit":
                     self._decisions[node_id] = self._planner.decide(node_id, self._digests)
                     fresh.append(node_id)
                 if self._decisions[node_id].cache == "hit":
                     self._take(node_id)
+                    if fresh and node_id == fresh[-1]:
+                        self._refuse_below(node_id)
                 else:
                     self._wait(node_id)
             self._record.save_nodes(node_id for node_id in fresh if self._state(node_id).state == "done")
@@ -197,6 +201,20 @@ class RunLoop:
         self._digests[node_id] = digest
         self._order.done(node_id)
         self._add_ready(self._order.get_ready())
+
+    def _refuse_below(self, node_id: str) -> None:
+        """Fail the nodes that do not fit this artifact, which is new: hours before their turn, and all of them."""
+        from executor.planning.preflight import conflicts_below  # of no use where all is cached
+
+        below = self._graph.below(node_id)
+        pending = [each for each in self._graph.nodes if each in below and self._state(each).state == "pending"]
+        try:
+            found = conflicts_below(self._store, self._graph, pending, self._digests)
+        except DflowError as error:
+            self._display.warn(f"{node_id}: what its artifact means for later nodes is not known: {error}")
+            return
+        for each, findings in found.items():
+            self._fail(each, failure_of(ConfigError(*map(str, findings))), ())
 
     def _add_ready(self, node_ids: Iterable[str]) -> None:
         for node_id in node_ids:
@@ -323,6 +341,7 @@ class RunLoop:
         if result.digest is not None:
             fail_point("run:recorded")
             self._add_done(node_id, result.digest)
+            self._refuse_below(node_id)
         self._display.changed(node_id)
 
     def _replan(self, node_id: str, result: AttemptResult) -> None:

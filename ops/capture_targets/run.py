@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from dsl.errors import DataError, StopRequested
 from dsl.imports import named_function
@@ -56,11 +56,12 @@ class ShardPlan:
 def capture_targets(config: CaptureTargets, stage: Stage) -> None:
     """Write the TargetFeatures artifact; see ops/artifacts.py for its layout."""
     target, tokens = stage.inputs["target"], stage.inputs["tokens"]
-    statements = {
-        "target": TargetStated.read(target.path, target.digest),
-        "tokens": TokensForecast.read(tokens.path, tokens.digest),
-    }
-    refuse_conflicts(conflicts(config, statements))
+    stated = TargetStated.read(target.path, target.digest)
+    refuse_conflicts(conflicts(config, {"target": stated, "tokens": TokensForecast.read(tokens.path, tokens.digest)}))
+    if config.backend == "huggingface" and (reason := stated.unbatched_reason):
+        config = evolve(config, batch_tokens=1)
+        if stage.rank == stage.worker == 0:
+            stage.info(reason)
     if (note := backend_note(config, read_config(target.path / "model"))) and stage.rank == stage.worker == 0:
         stage.warn(note)
     info = target_info(target)

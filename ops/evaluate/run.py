@@ -44,7 +44,11 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
     beyond a tie; the report is then in the work folder.
     """
     seed, dtype = config.seed or 0, getattr(torch, config.dtype)
-    refuse_conflicts(conflicts(config, _statements(stage)))
+    statements = _statements(stage)
+    refuse_conflicts(conflicts(config, statements))
+    if reason := statements["target"].unbatched_reason:
+        config = evolve(config, batch_size=1, batch_sizes=())
+        stage.info(reason)
     if note := dequantising_note(read_config(stage.inputs["target"].path / "model"), config.dtype):
         stage.warn(note)
     target = Target.load(stage.inputs["target"], stage.device, dtype)

@@ -13,8 +13,10 @@ def estimate(config: InjectImages, context: PlanContext) -> Estimate:
     source: SamplesForecast | None = context.inputs["samples"]
     if context.artifact is not None:
         forecast = SamplesForecast.read(context.artifact, context.identity)
+    elif source is None:
+        forecast = SamplesForecast(identity=context.identity)
     else:
-        forecast = SamplesForecast(identity=context.identity, empty=source.empty if source is not None else frozenset())
+        forecast = SamplesForecast(identity=context.identity, empty=source.empty, is_found=source.is_found)
     if context.trial is None or source is None or source.samples is None:
         return Estimate(forecast=forecast)
     samples = kept_samples(context.trial.artifact, source.samples)

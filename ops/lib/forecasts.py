@@ -26,7 +26,7 @@ from ops.lib.data.files import read_json, read_jsonl, read_object
 from ops.lib.data.sample_account import SPLITS, summary_splits
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.target.checkpoint_check import processor_folder_mistakes, quantised_bytes, running_mistake, sizes_in
-from ops.lib.target.probed import kept_probes
+from ops.lib.target.probed import Probe, kept_probes
 from ops.lib.target.quantised import BY_SGLANG
 from ops.lib.target.same_target import is_same_target
 from ops.lib.target.sizes import TargetSizes, rope_limit, too_long
@@ -114,8 +114,22 @@ class TargetStated:
         """A text on why answers by a draft are not the target's own, as load_target measured; empty if they are, if
         that is not known yet, and for Qwen's families, which are warned of only.
         """
+        probe = self._probe
+        return "" if probe is None else probe.unverified
+
+    @property
+    def unbatched_reason(self) -> str:
+        """A text on why texts have to run one at a time, as load_target measured; empty under the conditions of
+        `verifying_mistake`.
+        """
+        probe = self._probe
+        return "" if probe is None else probe.unbatched
+
+    @property
+    def _probe(self) -> Probe | None:
+        """What load_target measured last, of the weights if it could; None where that is not heeded."""
         probes = kept_probes(self.folder) if self.folder is not None and not is_qwen(self.config) else []
-        return probes[-1].unverified if probes else ""
+        return probes[-1] if probes else None
 
     @property
     def info(self) -> dict[str, int]:
@@ -195,12 +209,14 @@ class Answered:
 class SamplesForecast:
     """A forecast of samples. empty: splits known to have none. samples: counted, after a trial.
 
-    answered: the settings, if a target answered.
+    is_found: whether `empty` was found in samples, rather than set by a config. answered: the settings, if a target
+    answered.
     """
 
     samples: Counts | None = None
     identity: str | None = None
     empty: frozenset[str] = frozenset()
+    is_found: bool = False
     answered: Answered | None = None
 
     @classmethod
@@ -210,6 +226,7 @@ class SamplesForecast:
         return cls(
             identity=identity,
             empty=frozenset() if counts is None else frozenset(split for split in SPLITS if not counts.get(split)),
+            is_found=True,
             answered=Answered.read(asked) if asked.is_file() else None,
         )
 
@@ -231,7 +248,7 @@ class TokensForecast:
     None.
 
     longest: tokens of the longest kept sample. is_bound: vocab_size is only an upper limit, for a built-in processor.
-    counted: samples and tokens, after a trial. empty: splits known to have no sample. eos_token_ids: None if the
+    counted: samples and tokens, after a trial. empty, is_found: as in SamplesForecast. eos_token_ids: None if the
     tokenizer is unknown. prompts_only: without answers.
     """
 
@@ -242,6 +259,7 @@ class TokensForecast:
     counted: TokensCounted | None = None
     identity: str | None = None
     empty: frozenset[str] = frozenset()
+    is_found: bool = False
     eos_token_ids: tuple[int, ...] | None = None
     pad_token_id: int | None = None
     is_bound: bool = False
@@ -261,6 +279,7 @@ class TokensForecast:
             vocab_size=info["vocab_size"],
             identity=identity,
             empty=frozenset(split for split in SPLITS if not by_split[split]),
+            is_found=True,
             eos_token_ids=tuple(info["eos_token_ids"]),
             pad_token_id=info["pad_token_id"],
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import asdict
+from attrs import asdict, evolve
 
 from dsl.errors import DataError
 from dsl.stage import Stage
@@ -72,7 +72,12 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
         write_once(stage, lambda: write_given(config, stage, samples.path))
         return
     target: TargetModel | None = stage.inputs.get("target")
-    refuse_conflicts(conflicts(config, _statements(samples, target)))
+    statements = _statements(samples, target)
+    refuse_conflicts(conflicts(config, statements))
+    if target is not None and config.backend == "huggingface" and (reason := statements["target"].unbatched_reason):
+        config = evolve(config, batch_tokens=1)
+        if stage.worker == 0:
+            stage.info(reason)
     prompts = Prompts.load(config, target, samples.path)
     for warning in prompts.warnings if stage.worker == 0 else ():
         stage.warn(warning)

@@ -81,6 +81,7 @@ def _promised(config: TokenizeChat, source: SamplesForecast | None, target: Targ
         longest=config.max_length,
         vocab_size=None,
         empty=source.empty if source is not None else frozenset(),
+        is_found=source is not None and source.is_found,
         prompts_only=config.prompts_only,
     )
     if target is not None:

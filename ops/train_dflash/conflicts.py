@@ -172,7 +172,8 @@ def _splits(config: TrainDflash, features: FeaturesForecast | None, tokens: Toke
         yield "select", NO_VAL[config.select]
     elif config.eval_every and config.select == "last" and no_loss and (no_tau or not config.measures_tau):
         # a split that its samples left empty is passed over
-        yield from [("eval_every", NO_VAL["last"])] if is_promised(source.identity) else []
+        by_samples = not is_promised(source.identity) or (read is not None and read.is_found and "val" in read.empty)
+        yield from [] if by_samples else [("eval_every", NO_VAL["last"])]
 
 
 def _of_target(

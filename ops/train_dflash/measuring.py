@@ -35,6 +35,7 @@ from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.losses.slots import draw_anchors
+from ops.lib.forecasts import TargetStated
 from ops.lib.target.model import Target, check_images_fit, text_config
 from ops.lib.training import rank_group
 from ops.lib.training.checkpoint import Checkpoints, TrainState, saved_weights
@@ -246,9 +247,11 @@ class ShortEvaluation:
             target = Target.load(stage.inputs["target"], str(device), getattr(torch, inputs.captured["dtype"]))
             check_images_fit(reader, target.family)
             lend = _always(target)
+        used = stage.inputs["target"]
+        at_once = 1 if TargetStated.read(used.path, used.digest).unbatched_reason else PROMPTS_AT_ONCE
         draft = DraftModel(inputs.draft).to(device, getattr(torch, config.dtype)).eval().requires_grad_(False)
         return cls(
-            batches=[chosen[start : start + PROMPTS_AT_ONCE] for start in range(0, len(chosen), PROMPTS_AT_ONCE)],
+            batches=[chosen[start : start + at_once] for start in range(0, len(chosen), at_once)],
             lend=lend,
             draft=draft,
             settings=DecodeSettings(max_new_tokens=config.eval_new_tokens),

@@ -23,6 +23,7 @@ from dsl.errors import StopRequested
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.hooks import no_hidden_matrices, undecayed
+from ops.lib.forecasts import TargetStated
 from ops.lib.training import rank_group
 from ops.lib.training.checkpoint import Checkpoints, TrainState
 from ops.lib.training.nonfinite import SKIPPED, NonFinite
@@ -102,7 +103,9 @@ def _capturing(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Ite
 
 def _capture(config: TrainDflash, stage: Stage, captured: Mapping[str, Any]) -> Capture:
     tokens, target = stage.inputs["tokens"], stage.inputs["target"]
-    return Capture(tokens, target, captured, rank_group.device_of(stage), config.capture_batch_tokens)
+    is_unbatched = TargetStated.read(target.path, target.digest).unbatched_reason
+    batch_tokens = 1 if is_unbatched else config.capture_batch_tokens
+    return Capture(tokens, target, captured, rank_group.device_of(stage), batch_tokens)
 
 
 @define

@@ -32,7 +32,7 @@ LEFT = {  # what is still possible where a check fails
     LAYERS: "no draft can be fed by it",
     HEAD: "no draft can be trained or decoded with its head",
     EMBEDDING: "a draft learns and decodes with those rows: a draft's inputs are not the target's",
-    PADDING: "answers of several prompts at once are not its own; capture one by one, with batch_tokens = 1",
+    PADDING: "it is run one text at a time",
     BLOCKS: NOT_EVALUATED,
     SPECULATION: NOT_EVALUATED,
     LENGTHS: "only texts within that range are right",
@@ -99,6 +99,11 @@ class Probe:
     def unverified(self) -> str:
         """Why answers by a draft would not be its own; empty where they are."""
         return self._sentences(lambda check: check.name in (BLOCKS, SPECULATION))
+
+    @property
+    def unbatched(self) -> str:
+        """Why texts have to run one at a time; empty where a batch gives the same."""
+        return self._sentences(lambda check: check.name == PADDING)
 
     def _sentences(self, wanted: Callable[[Check], bool]) -> str:
         found = "; ".join(check.sentence for check in self.failed if wanted(check))

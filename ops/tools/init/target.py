@@ -25,6 +25,10 @@ from ops.load_target.plan import TARGETS, dtype_of, find_config
 PAPER_LAYERS = 5  # of the paper
 LARGE = (2048, 1024)  # pixels of the sides of a picture by which tokens of images are counted
 AS_MEASURED = "measured on a small random copy (`dflow doctor --target DIR` lists them)"
+NOT_EVALUATED = (
+    "so the file has no nodes eval and check, and its training decodes nothing; a server reports accepted lengths "
+    "(`dflow serve`)"
+)
 TOKENIZER = "tokenizer.json"
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 THINKING = ("Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B")  # of the models whose config.json dflow includes
@@ -139,26 +143,36 @@ def read_target(checkpoint: str) -> Target:
     )
 
 
-def measured(target: Target, show: Callable[[str], None] = lambda text: None) -> list[str]:
-    """Lines on what holds of a small random copy of a target that is not Qwen's, and on its chat template; Qwen's are
-    tested.
+@frozen
+class Measured:
+    """What was measured of a target, in lines to show. is_verified: whether drafts can be evaluated with it."""
+
+    lines: list[str]
+    is_verified: bool = True
+
+
+def measured(target: Target, show: Callable[[str], None] = lambda text: None) -> Measured:
+    """Measure what holds of a small random copy of a target that is not Qwen's, and look at its chat template; Qwen's
+    are tested.
 
     show: called before what takes long. Raises DataError where it cannot be a target.
     """
     of_template = [f"target: {note}" for note in template_notes(None, target.checkpoint)]
     if is_qwen(target.config):
-        return []
+        return Measured([])
     kind = target.config.get("model_type")
     show("measuring a small random copy of the target")
     try:
         probe = probe_of_copy(target.config)
     except DataError as error:
-        return [f"target: nothing was measured, load_target measures its weights: {error}", *of_template]
+        return Measured([f"target: nothing was measured, load_target measures its weights: {error}", *of_template])
     if probe.refusal:
         raise DataError(f"{target.checkpoint}: this {kind} cannot be a target, {probe.refusal}")
+    if probe.unverified:
+        return Measured([f"target: {kind}, {probe.warning}", f"target: {NOT_EVALUATED}", *of_template], False)
     if probe.warning:
-        return [f"target: {kind}, {probe.warning}", *of_template]
-    return [f"target: {kind}; all {len(probe.checks)} checks of a target hold, {AS_MEASURED}", *of_template]
+        return Measured([f"target: {kind}, {probe.warning}", *of_template])
+    return Measured([f"target: {kind}; all {len(probe.checks)} checks of a target hold, {AS_MEASURED}", *of_template])
 
 
 @cache

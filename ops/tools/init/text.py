@@ -24,17 +24,24 @@ ALGORITHMS = {
     "dflash2": "known to SGLang; a dearer step (convolutions, a selector), no teacher",
     "dspark": "known to SGLang; a dearer step (the target's logits too), a teacher",
 }
+WITHOUT = "blocks through this target's cache do not give what single tokens give"
 RECOMMENDED = "dflash"
 OTHERS = [name for name in ALGORITHMS if name != RECOMMENDED]
 
 
 def pipeline_text(
-    name: str, sources: list[str], schema: str, found: Survey, target: Target | None, advice: Advice
+    name: str,
+    sources: list[str],
+    schema: str,
+    found: Survey,
+    target: Target | None,
+    advice: Advice,
+    is_verified: bool,
 ) -> str:
     """The text of a pipeline file, which compiles, except for the checkpoint if no target is given.
 
-    sources, schema: how the file names the data and the JSON schema. Raises DataError for a name that a pipeline file
-    cannot contain.
+    sources, schema: how the file names the data and the JSON schema. is_verified: as in `Measured`. Raises DataError
+    for a name that a pipeline file cannot contain.
     """
     sees = found.with_images > 0
     dtype = advice.precision.dtype
@@ -46,8 +53,9 @@ def pipeline_text(
         _tokenize(found, target, advice, sees),
         *([] if advice.online else [_capture(target, dtype, advice)]),
         _shard(advice),
-        _train(target, dtype, advice),
-        _ends(advice, dtype),
+        _train(target, dtype, advice, is_verified),
+        _export(dtype),
+        *(_evaluation(advice, dtype) if is_verified else [[f"# no [node.eval], no [node.check]: {WITHOUT}"]]),
     ]
     head = [f"#:schema {schema}", *summary(found, target, advice, comment=True), "", "[pipeline]"]
     head += [
@@ -257,7 +265,7 @@ def _shard(advice: Advice) -> list[str]:
     ]
 
 
-def _train(target: Target | None, dtype: str, advice: Advice) -> list[str]:
+def _train(target: Target | None, dtype: str, advice: Advice, is_verified: bool) -> list[str]:
     lines = ["[node.train]", 'op = "train_dflash"']
     if advice.online:
         lines += [
@@ -276,7 +284,7 @@ def _train(target: Target | None, dtype: str, advice: Advice) -> list[str]:
         _line("block_size", advice.block_size),
         *_dtype("dtype", "bfloat16" if dtype != FLOAT32 else dtype),
         f"micro_batch_tokens = {min(advice.tokens_per_step.value, 16_384)}",
-        *_measuring(advice),
+        *_measuring(advice, is_verified),
     ]
 
 
@@ -290,23 +298,22 @@ def _algorithm(advice: Advice) -> list[str]:
     return [_noted(f'algorithm = "{RECOMMENDED}"', f"{ALGORITHMS[RECOMMENDED]}; docs/drafts.md compares"), *others]
 
 
-def _measuring(advice: Advice) -> list[str]:
+def _measuring(advice: Advice, is_verified: bool) -> list[str]:
     saving = _line("checkpoint_every", advice.checkpoint_every)
     if advice.measure_every is None:
         lengths = f"omitted: of about {advice.steps:,} steps only the last is worth measuring"
         return [saving, f"{f'# eval_every = {LEAST_BETWEEN}':33} # {lengths}"]
-    return [saving, _line("eval_every", advice.measure_every)]
+    loss_only = [] if is_verified else [f"{'eval_prompts = 0':33} # val is measured by its loss only: {WITHOUT}"]
+    return [saving, _line("eval_every", advice.measure_every), *loss_only]
 
 
-def _ends(advice: Advice, dtype: str) -> list[str]:
+def _export(dtype: str) -> list[str]:
+    return ["[node.export]", 'op = "export_draft"', 'draft = "@train"', 'target = "@target"', *_dtype("dtype", dtype)]
+
+
+def _evaluation(advice: Advice, dtype: str) -> list[list[str]]:
     tie = [] if dtype == FLOAT32 else ["tie_margin = 0.5                  # bfloat16 rounds logits near 20 to 0.125"]
-    return [
-        "[node.export]",
-        'op = "export_draft"',
-        'draft = "@train"',
-        'target = "@target"',
-        *_dtype("dtype", dtype),
-        "",
+    evaluate = [
         "[node.eval]                       # tau, and that every answer is still the target's own",
         'op = "evaluate"',
         'draft = "@export"',
@@ -315,7 +322,8 @@ def _ends(advice: Advice, dtype: str) -> list[str]:
         f"max_new_tokens = {min(advice.max_new_tokens.value, 512)}",
         *_dtype("dtype", dtype),
         *tie,
-        "",
+    ]
+    check = [
         "[node.check]                      # the serving contract; in SGLang too, where it is installed",
         'op = "check_export"',
         'draft = "@export"',
@@ -323,6 +331,7 @@ def _ends(advice: Advice, dtype: str) -> list[str]:
         'tokens = "@tokenize"',
         'report = "@eval"',
     ]
+    return [evaluate, check]
 
 
 def _quoted_all(texts: list[str]) -> str:

@@ -101,3 +101,17 @@ def test_a_model_without_its_layers_is_refused_by_init_and_its_first_stage_and_d
     assert 0 == main(["plan", "by-hand.toml"])
     assert 0 != main(["run", "by-hand.toml", "--store", str(project / "runs")])
     assert "this gpt2 cannot be a target, measured on the weights: it does not hold" in str(capsys.readouterr())
+
+
+def test_init_leaves_out_what_cannot_run_where_a_draft_is_not_verified(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"head_dim": 16, "lru_width": 64, "attention_window_size": 64}
+    target = any_checkpoint("recurrent_gemma", project / "target", **sizes)
+    assert 0 == main(["init", str(chat(project / "chat.jsonl", 30)), "--target", str(target)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "target: so the file has no nodes eval and check, and its training decodes nothing" in said
+    made = nodes(project / "pipeline.toml")
+    assert "export" == [*made][-1]
+    assert made["train"].keys() & {"eval_every", "eval_prompts"} in ({"eval_every", "eval_prompts"}, set())
+    assert 0 == main(["plan", "pipeline.toml"])

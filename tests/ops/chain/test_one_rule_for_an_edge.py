@@ -12,6 +12,7 @@ from draft_chain import EOS, MASK, PAD, TEXT, VOCAB, make_features, make_inputs,
 from fake_stage import FakeStage
 
 from dsl.errors import DataError
+from dsl.estimate import PROMISED
 from dsl.op import Ref
 from ops.artifacts import Draft, DraftCheckpoint, ImageSamples, TokenShards
 from ops.capture_targets.conflicts import conflicts as capture_conflicts
@@ -178,3 +179,20 @@ def test_an_evaluation(tmp_path):
     config = Evaluate(draft=Ref("d"), target=Ref("m"), tokens=Ref("t"), max_new_tokens=8)
     told = the_same(tmp_path, evaluate, evaluate_conflicts, config, inputs, promised)
     assert told.startswith('the split "test" has no samples to evaluate; set "split" of samples')
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_a_split_that_the_samples_left_empty_is_passed_over_before_the_features_exist_too(is_found: bool) -> None:
+    empty = frozenset({"val"})
+    tokens = TokensForecast(
+        by_split=None,
+        expected=None,
+        longest=9,
+        vocab_size=None,
+        identity=f"{PROMISED}t",
+        empty=empty,
+        is_found=is_found,
+    )
+    features = FeaturesForecast(num_layers=1, dtype="float32", tokens=tokens, identity=f"{PROMISED}f", empty=empty)
+    found = train_conflicts(train_config(eval_every=5), {"target": None, "features": features})
+    assert (set() if is_found else {"eval_every"}) == found.keys()

@@ -135,7 +135,7 @@ def test_the_day_of_a_template_is_warned_of_where_none_is_set_by_plan_init_and_t
     config = LoadTarget(checkpoint=str(with_template(checkpoint, CLOCK)))
     [note] = estimate(config, CONTEXT).notes
     assert "has 2024-07-26, and a server writes the day on which it answers" in note and "template_date" in note
-    assert f"target: {note}" in measured(read_target(str(checkpoint)))
+    assert f"target: {note}" in measured(read_target(str(checkpoint))).lines
     server = {"backend": "endpoint", "endpoint": "http://host/v1", "model": "m", "processor": str(checkpoint)}
     answers = RegenerateAnswers(samples=Ref("inject"), **server)
     context = evolve(CONTEXT, inputs={"target": None, "samples": None})
