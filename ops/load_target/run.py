@@ -23,6 +23,11 @@ from ops.lib.vision.family_config import is_qwen
 from ops.lib.vision.processor import load_processor
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR
 from ops.lib.vision.template_kinds import read_day, template_warnings, with_day
+from ops.load_target.text_mask import text_mask_warning
+
+
+class UnfitTarget(DataError):
+    """A model whose states or answers cannot be those of a target; no setting changes that."""
 from ops.load_target.op import LoadTarget
 
 
@@ -90,7 +95,7 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
         stage.warn(f"nothing was measured of this {info['model_type']}: wrong states and answers of it are not noticed")
     for probe in probes:
         if probe.refusal and probe is probes[-1] and not is_qwen(config):
-            raise DataError(f"{directory}: this {info['model_type']} cannot be a target, {probe.refusal}")
+            raise UnfitTarget(f"{directory}: this {info['model_type']} cannot be a target, {probe.refusal}")
         if found := probe.refusal or probe.warning:
             stage.warn(found)
     return probes
