@@ -21,7 +21,7 @@ from executor.system.output import OK, name_store, print_lines
 from executor.system.progress import Activity
 from ops.tools.init.advice import Precision, advise
 from ops.tools.init.survey import Counter, survey
-from ops.tools.init.target import Target, measured, read_target
+from ops.tools.init.target import Target, measured, read_target, with_unseen_mask
 from ops.tools.init.text import PLACEHOLDER, pipeline_text, summary
 
 DEFAULT_OUTPUT = Path("pipeline.toml")
@@ -74,6 +74,8 @@ def main(options: argparse.Namespace) -> int:
         mistakes.append(str(error))
     try:
         found = survey(tuple(options.data), Counter.of(target), _image_root(options), options.allow_outside)
+        if target is not None:
+            target = with_unseen_mask(target, found.token_ids, len(found.lengths))
         for data in options.data:
             look_at(data)
         store = store_path(options.store, output)
