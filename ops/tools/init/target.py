@@ -21,7 +21,8 @@ from ops.lib.target.probed import probe_of_copy
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import NAMED_UNUSED, Vocabulary, mask_mistakes
 from ops.lib.vision.family_config import BY_TORCHVISION, is_qwen, sees_by_name
-from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_limits
+from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_limits, template_texts
+from ops.lib.vision.template_kinds import is_harmony
 from ops.load_target.plan import TARGETS, dtype_of, find_config
 from ops.load_target.text_mask import unmade_ids
 
@@ -80,6 +81,12 @@ class Target:
     def image_backend(self) -> str:
         """The library that resizes its images: Pillow, unless there is no such processor."""
         return "torchvision" if self.config.get("model_type") in BY_TORCHVISION else "pillow"
+
+    @property
+    def closes_only_last(self) -> bool:
+        """Whether its chat template ends only the last answer as the target does."""
+        directory = Path(self.checkpoint)
+        return directory.is_dir() and any(map(is_harmony, template_texts(directory)))
 
     @property
     def dtype(self) -> str:

@@ -381,9 +381,15 @@ def _wants_reasoning(found: Survey) -> bool:
 
 
 def _last_only(found: Survey, target: Target | None) -> list[str]:
-    if target is None or not target.thinks or not _wants_reasoning(found) or not found.several_turns:
+    if target is None or not found.several_turns:
         return []
-    return [_noted('train_on = "last"', "templates show earlier answers without their reasoning")]
+    if target.closes_only_last:
+        why = f"{_samples(found.several_turns)} of several turns, and the chat template closes only the last answer"
+    elif target.thinks and _wants_reasoning(found):
+        why = "templates show earlier answers without their reasoning"
+    else:
+        return []
+    return [_noted('train_on = "last"', why)]
 
 
 def _about_reasoning(found: Survey, target: Target | None) -> list[str]:

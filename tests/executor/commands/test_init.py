@@ -202,6 +202,33 @@ def test_a_thinking_target_is_asked_not_to_in_both_nodes(project: Path) -> None:
     assert [False, False] == [made[node]["enable_thinking"] for node in ("regenerate", "tokenize")]
 
 
+@pytest.mark.parametrize("turns", [1, 2])
+def test_only_the_last_answer_is_trained_on_where_the_template_closes_no_other(project: Path, turns: int) -> None:
+    target = checkpoint(project / "target", sees=False)
+    (project / "target" / "chat_template.jinja").write_text("<|channel|>final<|message|>")
+    turn = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
+    (project / "chat.jsonl").write_text(f"{json.dumps({'messages': turn * turns})}\n" * 30)
+    assert 0 == main(["init", "chat.jsonl", "--target", target])
+    assert (turns > 1) == (nodes(project / "pipeline.toml")["tokenize"].get("train_on") == "last")
+
+
+def test_an_existing_file_is_reported_before_the_target_is_measured(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def measured(target: Target, _show: Callable[[str], None]) -> list[str]:
+        asked.append(target.checkpoint)
+        return []
+
+    monkeypatch.setattr(init, "measured", measured)
+    arguments = ["init", str(chat(project / "chat.jsonl", 3)), "--target", checkpoint(project / "target", sees=False)]
+    (project / "pipeline.toml").touch()
+    assert 1 == main(arguments)
+    assert "pipeline.toml exists" in capsys.readouterr().err and not asked
+    assert 0 == main([*arguments, "--force"]) and asked
+
+
 THOUGHTS: dict[str, Any] = {
     "reasoning_content": {"content": "Four.", "reasoning_content": "Two and two."},
     "reasoning": {"content": "Four.", "reasoning": "Two and two."},
