@@ -24,7 +24,8 @@ from executor.planning.session import check_inputs, resumed_run, run_from
 from executor.records.run_list import UNFINISHED, unfinished_runs
 from executor.records.run_record import Record, find_record
 from executor.scheduler.run_and_report import run_and_report
-from executor.system.output import print_lines
+from executor.store.artifact_store import SMOKE
+from executor.system.output import OK, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,9 +63,12 @@ def main(options: argparse.Namespace) -> int:
         print_lines(f"{file} was edited after this run began, and resume goes on with what it was: {_run(file)}")
     check_inputs(store, record, (), options.set, say)
     session = resumed_run(store, record.run, options.set)
-    return run_and_report(
+    code = run_and_report(
         session, adopt=options.adopt, keep_going=options.keep_going, verify_inputs=options.verify_inputs
     )
+    if code == OK and store.path.name == SMOKE:
+        print_lines("for the estimates of the full run, repeat the command of the smoke run: what is done is cached")
+    return code
 
 
 def _choose(records: Path, options: argparse.Namespace) -> tuple[Record, Sequence[Record]]:
