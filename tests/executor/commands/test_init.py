@@ -33,6 +33,7 @@ from executor.commands import init
 from ops.load_target.text_mask import text_mask_warning
 from ops.tools.init import advice, survey
 from ops.tools.init.survey import TURN_TOKENS, Counter
+from ops.tools.init.target import Target
 from ops.tools.init.text import PLACEHOLDER
 
 
@@ -588,7 +589,9 @@ def test_a_schema_that_is_there_stays_and_is_told_until_force_renews_it(
     said = capsys.readouterr().out
     assert "{}" == schema.read_text() and "wrote pipeline.toml\nnote: the existing dflow.schema.json" in said
     assert 0 == main(["init", "chat.jsonl", "--force"])
-    assert "{}" != schema.read_text() and "note: the dflow.schema.json" not in capsys.readouterr().out
+    assert "{}" != schema.read_text() and "note: the existing" not in capsys.readouterr().out
+    assert 0 == main(["init", "chat.jsonl", "-o", "another.toml"])
+    assert "wrote another.toml\n" in capsys.readouterr().out  # the same schema is not written again
     assert 0 == main(["init", "chat.jsonl", "-o", "second.toml"])
     assert "note: the dflow.schema.json" not in capsys.readouterr().out
 
