@@ -21,7 +21,7 @@ from executor.system.output import OK, name_store, print_lines
 from executor.system.progress import Activity
 from ops.tools.init.advice import Precision, advise
 from ops.tools.init.survey import Counter, survey
-from ops.tools.init.target import Measured, Target, measured, read_target
+from ops.tools.init.target import Measured, Target, measured, read_target, with_unseen_mask
 from ops.tools.init.text import PLACEHOLDER, pipeline_text, summary
 
 DEFAULT_OUTPUT = Path("pipeline.toml")
@@ -68,12 +68,15 @@ def main(options: argparse.Namespace) -> int:
     try:
         if options.target is not None:
             target = read_target(options.target)
-            with Activity() as activity:
-                about = measured(target, activity.status)
+            if not mistakes:  # what would be refused at the end is not measured, which takes long
+                with Activity() as activity:
+                    about = measured(target, activity.status)
     except DataError as error:
         mistakes.append(str(error))
     try:
         found = survey(tuple(options.data), Counter.of(target), _image_root(options), options.allow_outside)
+        if target is not None:
+            target = with_unseen_mask(target, found.token_ids, len(found.lengths))
         for data in options.data:
             look_at(data)
         store = store_path(options.store, output)
@@ -89,13 +92,9 @@ def main(options: argparse.Namespace) -> int:
     text = pipeline_text(name, sources, f"./{SCHEMA}", found, target, advice, about.is_verified)
     with clear_errors(output):
         _write(output, text)
-        is_renewed = _write_schema(output.with_name(SCHEMA), options.force)
+        about_schema = _write_schema(output.with_name(SCHEMA), options.force)
     print_lines("\n".join([*about.lines, *summary(found, target, advice)]))
-    if is_renewed:
-        print_lines(f"\nwrote {output}, and {output.with_name(SCHEMA)}, which lets an editor complete and check it")
-    else:
-        print_lines(f"\nwrote {output}")
-        print_lines(f"note: the existing {SCHEMA} differs and is kept; --force overwrites it")
+    print_lines(f"\nwrote {output}{about_schema}")
     if target is None:
         print_lines(f'replace "{PLACEHOLDER}" by the directory of your target, then:')
     else:
@@ -148,16 +147,18 @@ def _data_path(output: Path, data: Path) -> str:
     return there.relative_to(here).as_posix() if there.is_relative_to(here) else str(there)
 
 
-def _write_schema(path: Path, force: bool) -> bool:
-    """Write the JSON schema for editors. Returns False where a different one is kept.
+def _write_schema(path: Path, force: bool) -> str:
+    """Write the JSON schema for editors. Returns what to say of it: nothing where the same one is there.
 
     An existing schema may include the user's own ops, so only `force` overwrites it.
     """
     schema = json.dumps(pipeline_schema(all_ops()), indent=1, ensure_ascii=False) + "\n"
     if os.path.lexists(path) and not force:
-        return path.is_file() and path.read_text(encoding="utf-8", errors="replace") == schema
+        if path.is_file() and path.read_text(encoding="utf-8", errors="replace") == schema:
+            return ""
+        return f"\nnote: the existing {SCHEMA} differs and is kept; --force overwrites it"
     _write(path, schema)
-    return True
+    return f", and {path}, which lets an editor complete and check it"
 
 
 def _write(path: Path, text: str) -> None:

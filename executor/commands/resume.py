@@ -24,7 +24,8 @@ from executor.planning.session import check_inputs, resumed_run, run_from
 from executor.records.run_list import UNFINISHED, unfinished_runs
 from executor.records.run_record import Record, find_record
 from executor.scheduler.run_and_report import run_and_report
-from executor.system.output import print_lines
+from executor.store.artifact_store import SMOKE
+from executor.system.output import OK, print_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,13 +59,16 @@ def main(options: argparse.Namespace) -> int:
         session = run_from(store, record.run, options.start, options.set)
         return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs)
     _print_choice(record, others)
-    for file in _edited_files(record):
+    if file := _edited_file(record):
         print_lines(f"{file} was edited after this run began, and resume goes on with what it was: {_run(file)}")
     check_inputs(store, record, (), options.set, say)
     session = resumed_run(store, record.run, options.set)
-    return run_and_report(
+    code = run_and_report(
         session, adopt=options.adopt, keep_going=options.keep_going, verify_inputs=options.verify_inputs
     )
+    if code == OK and store.path.name == SMOKE:
+        print_lines("for the estimates of the full run, repeat the command of the smoke run: what is done is cached")
+    return code
 
 
 def _choose(records: Path, options: argparse.Namespace) -> tuple[Record, Sequence[Record]]:
@@ -79,17 +83,11 @@ def _choose(records: Path, options: argparse.Namespace) -> tuple[Record, Sequenc
     return find_record(records, options.run), []
 
 
-def _edited_files(record: Record) -> list[Path]:
-    """The TOML and Python files in the pipeline's folder that name the pipeline and changed after the run started.
-
-    The record does not say which file it was, so all are searched. Empty for a run that no file started.
-    """
-    if record.state.started_by != "run":
-        return []
-    graph = record.graph()
-    files = sorted({*graph.root.glob("*.toml"), *graph.root.glob("*.py")} - {*graph.op_files})
-    newer = [path for path in files if path.is_file() and path.stat().st_mtime > record.state.started]
-    return [path for path in newer if graph.name.encode() in path.read_bytes()]
+def _edited_file(record: Record) -> Path | None:
+    """The run's pipeline file if it changed after the run started; None where the record names none."""
+    file = Path(record.state.file)
+    is_edited = file.is_file() and file.stat().st_mtime > record.state.started
+    return file if is_edited else None
 
 
 def _run(file: Path) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from pathlib import Path
 
 import attrs
 
-from dsl.check import Absent, all_of
+from dsl.check import Absent, absolute_path, all_of
 from dsl.errors import PipelineError
 from dsl.finding import Finding
 from dsl.graph import Graph
@@ -71,12 +72,15 @@ def main(options: argparse.Namespace) -> int:
         print_lines(
             f"the store is {path}: give other commands --store {shlex.quote(str(path))}, or use them in its folder"
         )
+    file = str(absolute_path(options.file, Path.cwd()))
     if options.smoke is not None:
         from executor.smoke.trial_run import smoke_run
 
-        return smoke_run(path, graph, options.smoke)
+        return smoke_run(path, graph, options.smoke, file)
     store = Store.open(path, write=True)
-    session = new_run(store, with_cluster(graph), only, absent=absent, name=options.name, overrides=options.set)
+    session = new_run(
+        store, with_cluster(graph), only, absent=absent, file=file, name=options.name, overrides=options.set
+    )
     again = f"dflow {shlex.join(options.given)}"
     return run_and_report(session, keep_going=options.keep_going, verify_inputs=options.verify_inputs, again=again)
 

@@ -69,6 +69,11 @@ KINDS: tuple[tuple[str, tuple[str, ...], str], ...] = (
         "a service outside this machine kept failing; resume when it works again, or raise launch.retries",
     ),
     (
+        "target",
+        ("ops.load_target.run.UnfitTarget",),
+        "choose another target: docs/targets.md names what one needs, `dflow doctor --target DIR` lists what fails",
+    ),
+    (
         "data",
         ("dsl.errors.DataError",),
         "fix the data or change the setting named in the message; finished work is kept",

@@ -133,21 +133,31 @@ def new_run(
     given: Graph | None = None,
     started_by: StartedBy = "run",
     absent: Absent | None = None,
+    file: str = "",
     name: str = "",
     overrides: Sequence[str] = (),
 ) -> Session:
     """Plan a new run of a graph, and write its record.
 
     only: the nodes that may run (default: all). given: in a trial run, the full graph. absent: missing files and
-    folders; a node that names some is taken from the store, or refused. name, overrides: as the user gave them. Raises
-    PipelineError if another node would have to run, or this machine lacks something that a node needs.
+    folders; a node that names some is taken from the store, or refused. file: the pipeline file's absolute path. name,
+    overrides: as the user gave them. Raises PipelineError if another node would have to run, or this machine lacks
+    something that a node needs.
     """
     with shared_gc_lock(store.path):
         planner = make_planner(store, graph, absent=absent)
         if given is not None:
             planner = attrs.evolve(planner, given={node_id: node.config for node_id, node in given.nodes.items()})
         return _new(
-            store, planner, {}, absent, only, started_by=started_by, name=name, overrides=changed_values(overrides)
+            store,
+            planner,
+            {},
+            absent,
+            only,
+            started_by=started_by,
+            file=file,
+            name=name,
+            overrides=changed_values(overrides),
         )
 
 
@@ -309,7 +319,8 @@ def _new(
     fresh = {node_id: nodes.get(node_id, NodeState()) for node_id in planner.graph.nodes}
     rows: Mapping[str, PlanRow] = {}
     if source is not None:
-        rows, state["started_by"] = source.plan(), source.state.started_by
+        rows = source.plan()
+        state |= {"started_by": source.state.started_by, "file": source.state.file}
     record = Record.prepare(store.records, planner.graph, nodes=fresh, **state)
     session = _session(store, record, attrs.evolve(planner, run=record.run), decisions, rows)
     gone = {node_id: planner.recorded.get(node_id, planner.source) for node_id in absent or () if node_id in decisions}

@@ -127,8 +127,9 @@ class RunState:
     pinned: node -> digest that is used unconditionally. forced: nodes that run even if cached. goes_on_from: the run
     that `resume -s` continued with other values. result_nodes: nodes whose metrics are the pipeline's results.
     results_run: the run that computed these. judged_by: metrics that measure the quality of the results. tracking:
-    whether MLflow gets the run automatically. started_by: the command that made it. name: as the user gave it.
-    overrides: values that `-s` changed in nodes, an earlier run's first.
+    whether MLflow gets the run automatically. started_by: the command that made it. file: the absolute path of
+    the pipeline file; empty for none, and in records of earlier versions. name: as the user gave it. overrides: values
+    that `-s` changed in nodes, an earlier run's first.
     """
 
     run: str
@@ -138,6 +139,7 @@ class RunState:
     tracking: bool = True
     status: Status = "running"
     started_by: StartedBy = "run"
+    file: str = ""
     started: float = 0.0
     ended: float | None = None
     pinned: dict[str, str] = attrs.Factory(dict)
@@ -421,7 +423,7 @@ _CHECKS: Mapping[type, Mapping[str, Check]] = {
     },
     RunState: {
         "run": is_id,
-        **dict.fromkeys(("pipeline", "experiment", "name"), is_text),
+        **dict.fromkeys(("pipeline", "experiment", "file", "name"), is_text),
         "tracking_uri": or_none(is_text),
         "tracking": is_flag,
         "status": is_one_of(get_args(Status)),

@@ -148,7 +148,7 @@ def print_estimates(nodes: Mapping[str, NodeEstimate], samples: int, free_disk: 
     rows = [(node_id, *_cells(node)) for node_id, node in nodes.items()]
     rows.append(("together", "", shown_time(time), shown_bytes(disk), "", ""))
     header = ("node", "smoke", "full run", "disk", "memory measured", "weights and optimizer")
-    print_lines(f"\nthe full run, estimated from {samples} samples of each kind (with images, without):")
+    print_lines(f"\nthe full run, estimated from {samples} samples of each kind that the data has:")
     print_lines(columns(header, rows, right=header[1:]))
     for node_id, node in nodes.items():
         for note in node.notes:

@@ -49,17 +49,17 @@ class Measured:
     device: str
 
 
-def smoke_run(path: Path, graph: Graph, samples: int) -> int:
+def smoke_run(path: Path, graph: Graph, samples: int, file: str) -> int:
     """Run a small trial of the graph. Returns 0 for success, 1 if a node failed, 128 + a signal's number if stopped.
 
-    Raises PipelineError for too few samples.
+    file: the absolute path of the pipeline file. Raises PipelineError for too few samples.
     """
     if samples < FEWEST:
         hint = f"take {FEWEST} at least, one for each of train, val and test; 16 is a good number"
         raise PipelineError([Finding(f"--smoke {samples}: too few samples", advice=hint)])
     store = Store.open(path, write=True)
     name_store(path / SMOKE, store_path(None, None))
-    session = new_run(Store.open(path / SMOKE, write=True), small_graph(graph, samples), given=graph)
+    session = new_run(Store.open(path / SMOKE, write=True), small_graph(graph, samples), given=graph, file=file)
     unreduced = _without_smoke(session)
     if unreduced:
         print_lines(

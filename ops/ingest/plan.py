@@ -23,7 +23,8 @@ from ops.lib.data.files import read_json
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.forecasts import Counts, Kind, SamplesForecast, kept_samples
 
-READ_WHOLE = "the smoke run reads the whole source too; the full run also writes the images"
+READ_WHOLE = "the smoke run reads the whole source too"
+WRITES = "; the full run also writes the images"
 
 
 def smoke(config: Ingest, samples: int) -> dict[str, Any]:
@@ -51,7 +52,10 @@ def estimate(config: Ingest, context: PlanContext) -> Estimate:
         full |= {(category, split): count for split, count in kept_of(config, counts).items()}
         small |= {(category, split): count for split, count in kept_of(trial.config, counts).items()}
     samples = kept_samples(trial.artifact, Counts(small, full))
-    growth = Growth(output=samples.amount().growth, notes=(READ_WHOLE,))
+    growth = Growth(
+        output=samples.amount().growth,
+        notes=(f"{READ_WHOLE}{WRITES if any(kind == 'image' for kind, _ in full) else ''}",),
+    )
     return Estimate(growth=growth, forecast=evolve(forecast, samples=samples))
 
 

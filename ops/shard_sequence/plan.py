@@ -29,13 +29,18 @@ def estimate(config: ShardSequence, context: PlanContext) -> Estimate:
             forecast=forecast, notes=_too_long(config, tokens_read if features is None else features.tokens)
         )
     tokens, samples = counted.tokens.of(("train",))[1], counted.samples.of(("train",))[1]
-    left_free = tokens / max(samples, 1) / 2  # a step ends before the sample that does not fit: half of one, on average
-    of_epoch = max(1, math.ceil(tokens / max(config.tokens_per_step - left_free, config.tokens_per_step / 2)))
+    of_epoch = steps_of_epoch(tokens, samples, config.tokens_per_step)
     steps = Amount(read_json(context.trial.artifact / "plan.json")["steps"], of_epoch * config.epochs)
     forecast = StepsForecast(
         steps=steps, tokens_per_step=tokens / of_epoch, of_tokens=of_tokens, pad_multiple=config.pad_multiple
     )
     return Estimate(growth=Growth(output=max(1.0, steps.growth)), forecast=forecast)
+
+
+def steps_of_epoch(tokens: float, samples: float, tokens_per_step: int) -> int:
+    """Estimate the steps of one epoch: each ends before the sample that does not fit, half of one on average."""
+    left_free = tokens / max(samples, 1) / 2
+    return max(1, math.ceil(tokens / max(tokens_per_step - left_free, tokens_per_step / 2)))
 
 
 def _too_long(config: ShardSequence, tokens: TokensForecast | None) -> tuple[str, ...]:

@@ -54,9 +54,7 @@ def draft_shape(
     """
     heads = text["num_attention_heads"]
     if config.intermediate_size is None and not text.get("intermediate_size"):
-        raise DraftConfigError(
-            "intermediate_size: the target's config.json has none, since every MLP has experts: set it in train_dflash"
-        )
+        raise DraftConfigError("intermediate_size: the target's config.json has none: set it in train_dflash")
     algorithm = algorithm_class(config.algorithm)(**({} if config.terms is None else config.terms.sizes()))
     settings = head_settings(text) if algorithm.engine == AS_TARGET else PLAIN
     shape = DraftConfig(

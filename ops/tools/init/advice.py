@@ -14,6 +14,7 @@ from ops.capture_targets.plan import feature_bytes
 from ops.ingest.image_folder import BESIDE
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.target.sizes import ITEM_SIZES
+from ops.shard_sequence.plan import steps_of_epoch
 from ops.tokenize_chat.plan import TOKEN_BYTES
 from ops.tools.diagnose.judgement import LEAST_PROMPTS
 from ops.tools.init.survey import BY_CLASS, FRACTIONS, OwnRules, PixelRules, Survey, percentile
@@ -117,10 +118,11 @@ def advise(found: Survey, target: Target | None, free_disk: int, precision: Prec
     wholes = [prompt + (each.last or UNKNOWN_ANSWER // 2) for prompt, each in zip(prompts, found.lengths, strict=True)]
     tokens = round(found.usable * sum(wholes) / len(wholes))
     fractions = _fractions(found)
-    training = round(tokens * found.usable_in(fractions, "train") / found.usable)
+    samples = found.usable_in(fractions, "train")
+    training = round(tokens * samples / found.usable)
     epochs = _epochs(training)
-    per_step = _tokens_per_step(training, epochs.value, max_length)
-    steps = max(1, training * epochs.value // per_step.value)
+    per_step = _tokens_per_step(training, samples, epochs.value, max_length)
+    steps = epochs.value * steps_of_epoch(training, samples, per_step.value)
     features, online, why = _capture(tokens, target, free_disk, precision.dtype)
     block_size = _block_size(answers)
     limits = [_context_note(context, max_length, wholes)] if context is not None and is_limited else []
@@ -246,15 +248,14 @@ def _epochs(training: int) -> Choice:
     return Choice(12, f"a rule of thumb: below {LARGE_SET:,} training tokens more passes than the paper's 6")
 
 
-def _tokens_per_step(training: int, epochs: int, max_length: int) -> Choice:
+def _tokens_per_step(training: int, samples: int, epochs: int, max_length: int) -> Choice:
     """The largest number of tokens in a step that gives enough steps and fits the longest sample."""
     least = _rounded_up(max_length, 8)
     fitting = [*(size for size in STEP_TOKENS if size > least), least]
-    chosen = next((size for size in fitting if training * epochs / size >= WANTED_STEPS), fitting[-1])
-    steps = max(1, training * epochs // chosen)
-    shorter = f"{steps:,} step{'s' * (steps > 1)} in total, about"
-    why = f"{shorter}; a rule of thumb: {WANTED_STEPS:,} or more, and no less than max_length"
-    return Choice(chosen, why)
+    steps = {size: epochs * steps_of_epoch(training, samples, size) for size in fitting}
+    chosen = next((size for size in fitting if steps[size] >= WANTED_STEPS), fitting[-1])
+    rule = f"a rule of thumb: {WANTED_STEPS:,} or more, and no less than max_length"
+    return Choice(chosen, f"{steps[chosen]:,} steps in total, about; {rule}")
 
 
 def _checkpoint_every(steps: int) -> Choice:
@@ -284,7 +285,7 @@ def _capture(tokens: int, target: Target | None, free: int, dtype: str) -> tuple
     else:
         per_token = feature_bytes(target.sizes, target.num_layers, dtype)
         hidden = int(target.sizes.text["hidden_size"])
-        of = f"{target.num_layers} layers of {hidden}, {ITEM_SIZES[dtype]} bytes each"
+        of = f"{target.num_layers} layer{'s' * (target.num_layers > 1)} of {hidden}, {ITEM_SIZES[dtype]} bytes each"
     size = tokens * per_token
     online = size > FREE_SHARE * free
     amount = f"{tokens:,} tokens x {per_token:,} bytes ({of}) = {shown_bytes(size)}, and {shown_bytes(free)} are free"

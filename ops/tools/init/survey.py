@@ -59,8 +59,8 @@ class Survey:
     answer that includes reasoning. decoded, broken: images that were examined, and those that inject_images rejects.
     examined, spoilt: samples of the former, and of the latter; spoilt ones are dropped, and count nowhere else.
     unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples. given: splits that the data
-    names. lengths: of up to MEASURED samples, counted with `exact` and `rules`. Names of classes do not count as
-    answers, since the target's answers replace them.
+    names. lengths: of up to MEASURED samples, counted with `exact` and `rules`; token_ids: all that these
+    gave. Names of classes do not count as answers, since the target's answers replace them.
     """
 
     sources: tuple[Path, ...]
@@ -85,6 +85,7 @@ class Survey:
     given: set[str] = Factory(set)
     splits: dict[tuple[float, float], Tally[str]] = field(factory=lambda: {each: Tally() for each in FRACTIONS})
     lengths: list[Length] = Factory(list)
+    token_ids: set[int] = Factory(set)
 
     @property
     def shown_sources(self) -> str:
@@ -163,7 +164,7 @@ def survey(
             for fractions, config in configs.items():
                 found.splits[fractions][split_of(config, sample)] += 1
             _keep(measured, drawn, found.samples, partial(_length, counter, sample, sample.id.startswith(classes)))
-    found.lengths = measured
+    found.lengths, found.token_ids = measured, counter.seen
     if not found.samples:
         raise DataError(_nothing(found))
     return found
@@ -338,11 +339,15 @@ class Length:
 
 @frozen
 class Counter:
-    """Counts the tokens of texts. of_text: gives the tokens of a text. exact: it uses the target's own tokenizer."""
+    """Counts the tokens of texts.
+
+    of_text: gives the tokens of a text. exact: it uses the target's own tokenizer; seen: then the ids that it gave.
+    """
 
     of_text: Callable[[str], int]
     exact: bool
     rules: PixelRules | OwnRules
+    seen: set[int] = Factory(set)
 
     @classmethod
     def of(cls, target: Target | None) -> Counter:
@@ -354,7 +359,8 @@ class Counter:
             rules = PixelRules(target.pixel_factor, **target.pixel_limits)
         if target is None or target.tokenizer is None:
             return cls(estimated, exact=False, rules=rules)
-        return cls(tokenizer_count(target.tokenizer), exact=True, rules=rules)
+        seen: set[int] = set()
+        return cls(tokenizer_count(target.tokenizer, seen), exact=True, rules=rules, seen=seen)
 
     def length(self, sample: RawSample, sizes: Sequence[Size]) -> Length:
         """Count the tokens of a sample's prompt and answers. sizes: of the sample's readable images."""
@@ -369,12 +375,20 @@ def estimated(text: str) -> int:
     return math.ceil(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN)
 
 
-def tokenizer_count(file: Path) -> Callable[[str], int]:
-    """A function that counts tokens by a tokenizer.json; it loads the library tokenizers."""
+def tokenizer_count(file: Path, seen: set[int]) -> Callable[[str], int]:
+    """A function that counts tokens by a tokenizer.json, and adds their ids to `seen`; it loads the library
+    tokenizers.
+    """
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
-    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def count(text: str) -> int:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        seen.update(ids)
+        return len(ids)
+
+    return count
 
 
 def texts(turn: Turn) -> list[str]:

@@ -30,8 +30,10 @@ from dsl.errors import PipelineError
 from dsl.read_toml import read_graph
 from executor.cli import main
 from executor.commands import init
+from ops.load_target.text_mask import text_mask_warning
 from ops.tools.init import advice, survey
 from ops.tools.init.survey import TURN_TOKENS, Counter
+from ops.tools.init.target import Target
 from ops.tools.init.text import PLACEHOLDER
 
 
@@ -136,11 +138,11 @@ def test_a_mask_token_is_written_where_none_is_known_and_an_id_can_serve(
     target = Path(checkpoint(project / "target", sees=False))
     chat(project / "chat.jsonl", 20)
 
-    def tokens(count: int, special: str) -> None:
+    def tokens(count: int, special: str, **members: Any) -> None:
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         names = [{"id": 0, "content": special, "special": True, **flags}]
         model = {"type": "WordLevel", "unk_token": "w1", "vocab": {f"w{number}": number for number in range(1, count)}}
-        made = json.loads((target / "tokenizer.json").read_text()) | {"model": model, "added_tokens": names}
+        made = json.loads((target / "tokenizer.json").read_text()) | {"model": model, "added_tokens": names, **members}
         (target / "tokenizer.json").write_text(json.dumps(made))
 
     def written() -> tuple[int, str]:
@@ -165,7 +167,32 @@ def test_a_mask_token_is_written_where_none_is_known_and_an_id_can_serve(
     tokens(400, "<|endoftext|>")
     number, line = written()
     assert 399 == number
+    assert line.endswith("the token 'w399', which none of the 20 samples examined has; another text may")
+    chat(project / "chat.jsonl", 20, answer="w399 w397")
+    tokens(400, "<|endoftext|>", pre_tokenizer={"type": "WhitespaceSplit"})
+    assert 398 == written()[0]
+    chat(project / "chat.jsonl", 20, answer=" ".join(f"w{number}" for number in range(400)))
+    number, line = written()
+    assert 399 == number
     assert line.endswith("# none is known for this model: the last token of the vocabulary, 'w399', which is rare")
+
+
+def test_a_full_byte_level_vocabulary_masks_with_a_byte_that_no_text_has_and_plan_accepts_it(project: Path) -> None:
+    target = Path(checkpoint(project / "target", sees=False))
+    made = json.loads((target / "tokenizer.json").read_text())
+    letters = {chr(byte): byte for byte in range(0xA1, 0x100)}
+    words = {f"w{number}": number for number in (*range(0xA1), *range(0x100, 400))}
+    decoder = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "WordLevel", "unk_token": "w1", "vocab": words | letters}
+    (target / "tokenizer.json").write_text(json.dumps(made | {"model": model, "decoder": decoder, "added_tokens": []}))
+    assert 0 == main(["init", str(chat(project / "chat.jsonl", 20)), "--target", str(target)])
+    assert 0xC0 == nodes(project / "pipeline.toml")["target"]["mask_token_id"]
+    assert text_mask_warning(target, 0xC0) is None
+    warning = text_mask_warning(target, 399)
+    assert warning is not None and warning.endswith(", such as 192 (the byte 0xC0, which no valid text has)")
+    (target / "tokenizer.json").write_text(json.dumps(made | {"model": model, "decoder": None, "added_tokens": []}))
+    warning = text_mask_warning(target, 0xC0)
+    assert warning is not None and "; this vocabulary has none: take one that the data does not have" in warning
 
 
 def test_a_thinking_target_is_asked_not_to_in_both_nodes(project: Path) -> None:
@@ -174,6 +201,33 @@ def test_a_thinking_target_is_asked_not_to_in_both_nodes(project: Path) -> None:
     assert 0 == main(["init", str(chat(project / "chat.jsonl", 30)), "--target", target])
     made = nodes(project / "pipeline.toml")
     assert [False, False] == [made[node]["enable_thinking"] for node in ("regenerate", "tokenize")]
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_only_the_last_answer_is_trained_on_where_the_template_closes_no_other(project: Path, turns: int) -> None:
+    target = checkpoint(project / "target", sees=False)
+    (project / "target" / "chat_template.jinja").write_text("<|channel|>final<|message|>")
+    turn = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
+    (project / "chat.jsonl").write_text(f"{json.dumps({'messages': turn * turns})}\n" * 30)
+    assert 0 == main(["init", "chat.jsonl", "--target", target])
+    assert (turns > 1) == (nodes(project / "pipeline.toml")["tokenize"].get("train_on") == "last")
+
+
+def test_an_existing_file_is_reported_before_the_target_is_measured(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def measured(target: Target, _show: Callable[[str], None]) -> list[str]:
+        asked.append(target.checkpoint)
+        return []
+
+    monkeypatch.setattr(init, "measured", measured)
+    arguments = ["init", str(chat(project / "chat.jsonl", 3)), "--target", checkpoint(project / "target", sees=False)]
+    (project / "pipeline.toml").touch()
+    assert 1 == main(arguments)
+    assert "pipeline.toml exists" in capsys.readouterr().err and not asked
+    assert 0 == main([*arguments, "--force"]) and asked
 
 
 THOUGHTS: dict[str, Any] = {
@@ -535,7 +589,9 @@ def test_a_schema_that_is_there_stays_and_is_told_until_force_renews_it(
     said = capsys.readouterr().out
     assert "{}" == schema.read_text() and "wrote pipeline.toml\nnote: the existing dflow.schema.json" in said
     assert 0 == main(["init", "chat.jsonl", "--force"])
-    assert "{}" != schema.read_text() and "note: the dflow.schema.json" not in capsys.readouterr().out
+    assert "{}" != schema.read_text() and "note: the existing" not in capsys.readouterr().out
+    assert 0 == main(["init", "chat.jsonl", "-o", "another.toml"])
+    assert "wrote another.toml\n" in capsys.readouterr().out  # the same schema is not written again
     assert 0 == main(["init", "chat.jsonl", "-o", "second.toml"])
     assert "note: the dflow.schema.json" not in capsys.readouterr().out
 

@@ -100,7 +100,9 @@ def test_a_model_without_its_layers_is_refused_by_init_and_its_first_stage_and_d
     (project / "by-hand.toml").write_text(BY_HAND)
     assert 0 == main(["plan", "by-hand.toml"])
     assert 0 != main(["run", "by-hand.toml", "--store", str(project / "runs")])
-    assert "this gpt2 cannot be a target, measured on the weights: it does not hold" in str(capsys.readouterr())
+    said = str(capsys.readouterr())
+    assert "this gpt2 cannot be a target, measured on the weights: it does not hold" in said
+    assert "choose another target: docs/targets.md" in said and "setting named in the message" not in said
 
 
 def test_init_leaves_out_what_cannot_run_where_a_draft_is_not_verified(

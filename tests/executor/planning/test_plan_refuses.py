@@ -458,7 +458,7 @@ def test_a_target_without_a_width_for_the_draft_s_mlp_is_refused(
     tokens = ("tokenize.processor=none", "tokenize.target=@target")
     [found] = refused(capsys, nodes, *tokens)
     assert found.startswith(
-        "node.train.intermediate_size: intermediate_size: the target's config.json has none, since every MLP has"
+        "node.train.intermediate_size: intermediate_size: the target's config.json has none: set it in train_dflash"
     )
     assert [] == refused(capsys, nodes, *tokens, "train.intermediate_size=64")
 

@@ -1,6 +1,7 @@
 """What a resumed run takes as it is, and what it decides anew."""
 
 import json
+import shutil
 
 import attrs
 from toy_ops import ONE_NODE, PIPELINE, Toy
@@ -108,12 +109,16 @@ def test_a_file_that_was_edited_after_the_run_began_is_named_since_its_old_value
     toy = Toy(tmp_path)
     assert 1 == toy.dflow("run", str(toy.file), "-s", "d.fail_at=3").returncode
     assert "edited" not in toy.dflow("resume").stdout
+    shutil.copy(toy.file, tmp_path / "another.toml")  # it names the pipeline too, and was not run
+    assert "edited" not in toy.dflow("resume").stdout
     toy.file.write_text(f"{toy.file.read_text()}\n")
     (tmp_path / "toy.py").write_text(f"{(tmp_path / 'toy.py').read_text()}\n")  # its code is read anew
     said = [line for line in toy.dflow("resume").stdout.splitlines() if "edited" in line]
     assert [
         f"{toy.file} was edited after this run began, and resume goes on with what it was: dflow run {toy.file}"
     ] == said
+    toy.dflow("resume", "-s", "d.fail_at=3")
+    assert str(toy.file) == toy.state()["file"]  # of the new run too
 
 
 def test_a_failed_resume_of_an_evaluation_names_its_command_and_no_pipeline_file(tmp_path):
@@ -121,7 +126,7 @@ def test_a_failed_resume_of_an_evaluation_names_its_command_and_no_pipeline_file
     assert 1 == toy.dflow("run", str(toy.file), "-s", "d.fail_at=3").returncode
     run = toy.state()["run"]
     record = Record.load(toy.store / "records" / run)
-    record.state.started_by = "evaluate"
+    record.state.started_by, record.state.file = "evaluate", ""
     record.save()
     toy.file.write_text(f"{toy.file.read_text()}\n")  # a file that names a pipeline of the same name
     for command in (("resume", run), ("resume", run, "-s", "d.fail_at=4")):
