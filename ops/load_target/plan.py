@@ -20,11 +20,10 @@ from ops.lib.target.checkpoint_check import (
 from ops.lib.target.checkpoint_files import WEIGHTS
 from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
-from ops.lib.target.token_ids import Vocabulary, mask_mistakes
+from ops.lib.target.token_ids import Vocabulary, mask_mistakes, mask_warning
 from ops.lib.vision.family_config import with_defaults
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR, image_settings, lacks_image_processor
 from ops.load_target.op import LoadTarget
-from ops.load_target.text_mask import text_mask_warning
 
 TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
 
@@ -69,7 +68,7 @@ def _notes(config: LoadTarget) -> tuple[str, ...]:
     if loading_mistakes(config.checkpoint, config.trust_remote_code):
         return ()
     given = config.mask_token_id
-    warning = None if given is None else text_mask_warning(Path(config.checkpoint), given)
+    warning = None if given is None else mask_warning(Path(config.checkpoint), given)
     of_template = template_notes(config.chat_template, config.checkpoint, config.template_date)
     return tuple(f"warning: {each}" for each in (warning, *of_template) if each is not None)
 

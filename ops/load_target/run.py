@@ -17,13 +17,13 @@ from ops.lib.target.model import Target, complete_config, describe_target, read_
 from ops.lib.target.probe import probe_config, probe_weights
 from ops.lib.target.probed import COPY, MEASURED, WEIGHTS, Probe
 from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.target.token_ids import mask_warning
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template
 from ops.lib.vision.family_config import is_qwen
 from ops.lib.vision.processor import load_processor
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR
 from ops.lib.vision.template_kinds import read_day, template_warnings, with_day
 from ops.load_target.op import LoadTarget
-from ops.load_target.text_mask import text_mask_warning
 
 
 class UnfitTarget(DataError):
@@ -48,7 +48,7 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     )
     if info["vision"] and processor.image_processor is None:
         raise DataError(f"{directory}: {NO_IMAGE_PROCESSOR}")
-    if warning := text_mask_warning(directory, info["mask_token_id"]):
+    if warning := mask_warning(directory, info["mask_token_id"]):
         stage.warn(warning)
     if not Path(config.checkpoint).is_dir():  # a path is content, not a name
         info |= {"model_id": config.checkpoint, "revision": config.revision}

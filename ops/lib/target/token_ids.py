@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
@@ -9,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from dsl.errors import DataError, on_one_line
 from ops.lib.data.checkpoint_code import read_settings
@@ -28,6 +29,7 @@ NAMED_UNUSED = re.compile(rf"^[<\[].*({'|'.join(UNUSED)}).*[>\]]$")
 ROLES = ("system", "developer", "user", "human", "assistant", "model", "tool", "function", "observation")
 MEANT = ("end", "eos", "bos", "pad", "unk", "start", "begin", "eot", *ROLES)
 NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")  # of tokenizer_config.json
+NOT_IN_UTF8 = (0xC0, 0xC1, *range(0xF5, 0x100))
 SHOWN = 3  # ids in a message
 
 
@@ -38,7 +40,7 @@ class Vocabulary:
     size: rows of the embedding. ordinary: ids that texts are split into; special: the others, id -> text.
     eos_token_ids: at which an answer ends, as `load_processor` finds them, None where the tokenizer's own is not known;
     pad_token_id: None likewise. in_use: special tokens with a meaning of their own (bos, eos, pad, unk), and the text
-    of the chat template, in which others may stand.
+    of the chat template, in which others may stand. unmade: ids of ordinary tokens that no valid text makes, and why.
     """
 
     size: int
@@ -49,6 +51,7 @@ class Vocabulary:
     pad_token_id: int | None = None
     in_use: frozenset[str] = frozenset()
     chat_template: str = ""
+    unmade: Mapping[int, str] = Factory(dict)
 
     @classmethod
     def of(cls, directory: Path) -> Vocabulary | None:
@@ -70,7 +73,8 @@ class Vocabulary:
 
     def possible_mask_ids(self) -> Iterator[tuple[int, str]]:
         """Ids that no text gives, and why: embeddings without a token, then special tokens for later use, the last of
-        other special tokens that nothing uses, and at the end an ordinary token, the rarest, which a text may give.
+        other special tokens that nothing uses, bytes that are no text, and at the end an ordinary token, the rarest,
+        which a text may give.
         """
         for number in range(self.size):
             if number not in self.ordinary and number not in self.special:
@@ -85,9 +89,20 @@ class Vocabulary:
             used = token in self.in_use or token in self.chat_template or any(part in token.lower() for part in MEANT)
             if number < self.size and not used:
                 yield number, f"the special token {on_one_line(token)}, which the chat template does not have"
+        yield from self.unmade.items()
         rarest = max((number for number in self.ordinary if number < self.size), default=None)
         if rarest is not None:
             yield rarest, f"the last token of the vocabulary, {shown_json(self.ordinary[rarest])}, which is rare"
+
+    def is_of_texts(self, number: int) -> bool:
+        """Whether a text can give an id: that of a word, and not of a token for later use or of no valid text."""
+        token = self.ordinary.get(number)
+        return (
+            token is not None
+            and token not in MASK_TOKENS
+            and not NAMED_UNUSED.match(token)
+            and number not in self.unmade
+        )
 
 
 @lru_cache(maxsize=8)  # a plan asks several times, and a tokenizer.json has ten megabytes
@@ -114,7 +129,22 @@ def _read(directory: Path, _changed: tuple[int, ...]) -> Vocabulary | None:
         pad_token_id=text.get("pad_token_id") if pad is None else pad,
         in_use=frozenset(_in_use(directory, config, text, special)),
         chat_template="\n".join(template_texts(directory)),
+        unmade=_unmade(tokenizer, ordinary, size),
     )
+
+
+def _unmade(tokenizer: Mapping[str, Any], ordinary: Mapping[int, str], size: int) -> dict[int, str]:
+    """Ids of bytes that UTF-8 does not have, in a byte-level vocabulary, which writes them as characters of the same
+    number.
+    """
+    if '"ByteLevel"' not in json.dumps(tokenizer.get("decoder")):
+        return {}
+    bytes_of = {chr(byte): byte for byte in NOT_IN_UTF8}
+    return {
+        number: f"the byte 0x{bytes_of[token]:02X}, which no valid text has"
+        for number, token in sorted(ordinary.items())
+        if number < size and token in bytes_of
+    }
 
 
 def _in_use(
@@ -170,15 +200,21 @@ def mask_of_texts(mask_token_id: int, eos_token_ids: Collection[int], pad_token_
 
 
 def mask_warning(directory: Path, mask_token_id: int) -> str | None:
-    """A warning if normal text can contain the mask token; None if it cannot, or if the tokenizer cannot be read."""
+    """A warning if normal text can contain the mask token, with an id that gives none or the statement that there is
+    none; None if it cannot, or if the tokenizer cannot be read.
+    """
     vocabulary = Vocabulary.of(directory)
-    token = None if vocabulary is None else vocabulary.ordinary.get(mask_token_id)
-    if token is None or token in MASK_TOKENS:
+    if vocabulary is None or not vocabulary.is_of_texts(mask_token_id):
         return None
-    return (
-        f"mask_token_id {mask_token_id} is the id that the tokenizer gives to the text {shown_json(token)}, which then "
-        "looks masked to the draft; set an id that no text gives"
+    warning = (
+        f"mask_token_id {mask_token_id} is the id that the tokenizer gives to the text "
+        f"{shown_json(vocabulary.ordinary[mask_token_id])}, which then looks masked to the draft; "
+        "set an id that no text gives"
     )
+    for number, why in vocabulary.possible_mask_ids():
+        if not vocabulary.is_of_texts(number):
+            return f"{warning}, such as {number} ({why})"
+    return f"{warning}; this vocabulary has none: take one that the data does not have, as `dflow init` does"
 
 
 def _remedy(vocabulary: Vocabulary) -> str:

@@ -19,11 +19,10 @@ from ops.lib.forecasts import read_target_config
 from ops.lib.target.checkpoint_check import checkpoint_mistakes, sizes_in, template_notes
 from ops.lib.target.probed import probe_of_copy
 from ops.lib.target.sizes import TargetSizes, context_length
-from ops.lib.target.token_ids import NAMED_UNUSED, Vocabulary, mask_mistakes
+from ops.lib.target.token_ids import Vocabulary, mask_mistakes
 from ops.lib.vision.family_config import BY_TORCHVISION, is_qwen, sees_by_name
 from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_limits
 from ops.load_target.plan import TARGETS, dtype_of, find_config
-from ops.load_target.text_mask import unmade_ids
 
 PAPER_LAYERS = 5  # of the paper
 LARGE = (2048, 1024)  # pixels of the sides of a picture by which tokens of images are counted
@@ -155,19 +154,14 @@ class Measured:
 
 
 def with_unseen_mask(target: Target, seen: Collection[int], examined: int) -> Target:
-    """The target, with another mask token if it has only tokens of texts for it: one that no valid text makes, else
-    the last of the vocabulary that the data does not have.
+    """The target, with another mask token if its vocabulary has only tokens of texts for it: the last that the data
+    does not have.
 
     seen: ids of the `examined` samples. A data set that has every token changes nothing.
     """
     vocabulary = Vocabulary.of(Path(target.checkpoint))
-    if target.mask is None or vocabulary is None:
+    if target.mask is None or vocabulary is None or not vocabulary.is_of_texts(target.mask[0]):
         return target
-    token = vocabulary.ordinary.get(target.mask[0])
-    if token is None or NAMED_UNUSED.match(token):
-        return target
-    if unmade := unmade_ids(Path(target.checkpoint)):
-        return attrs.evolve(target, mask=next(iter(unmade.items())))
     taken = {*seen, *(vocabulary.eos_token_ids or ()), vocabulary.pad_token_id}
     unseen = [number for number in vocabulary.ordinary if number < vocabulary.size and number not in taken]
     if not unseen:

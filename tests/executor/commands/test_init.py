@@ -30,10 +30,10 @@ from dsl.errors import PipelineError
 from dsl.read_toml import read_graph
 from executor.cli import main
 from executor.commands import init
-from ops.load_target.text_mask import text_mask_warning
+from ops.lib.target.token_ids import mask_warning
 from ops.tools.init import advice, survey
 from ops.tools.init.survey import TURN_TOKENS, Counter
-from ops.tools.init.target import Target
+from ops.tools.init.target import Measured, Target
 from ops.tools.init.text import PLACEHOLDER
 
 
@@ -187,11 +187,11 @@ def test_a_full_byte_level_vocabulary_masks_with_a_byte_that_no_text_has_and_pla
     (target / "tokenizer.json").write_text(json.dumps(made | {"model": model, "decoder": decoder, "added_tokens": []}))
     assert 0 == main(["init", str(chat(project / "chat.jsonl", 20)), "--target", str(target)])
     assert 0xC0 == nodes(project / "pipeline.toml")["target"]["mask_token_id"]
-    assert text_mask_warning(target, 0xC0) is None
-    warning = text_mask_warning(target, 399)
+    assert mask_warning(target, 0xC0) is None
+    warning = mask_warning(target, 399)
     assert warning is not None and warning.endswith(", such as 192 (the byte 0xC0, which no valid text has)")
     (target / "tokenizer.json").write_text(json.dumps(made | {"model": model, "decoder": None, "added_tokens": []}))
-    warning = text_mask_warning(target, 0xC0)
+    warning = mask_warning(target, 0xC0)
     assert warning is not None and "; this vocabulary has none: take one that the data does not have" in warning
 
 
@@ -203,14 +203,16 @@ def test_a_thinking_target_is_asked_not_to_in_both_nodes(project: Path) -> None:
     assert [False, False] == [made[node]["enable_thinking"] for node in ("regenerate", "tokenize")]
 
 
-@pytest.mark.parametrize("turns", [1, 2])
-def test_only_the_last_answer_is_trained_on_where_the_template_closes_no_other(project: Path, turns: int) -> None:
+def test_every_answer_is_learnt_behind_the_prompt_of_a_server_also_where_the_template_closes_the_last_alone(
+    project: Path,
+) -> None:
     target = checkpoint(project / "target", sees=False)
     (project / "target" / "chat_template.jinja").write_text("<|channel|>final<|message|>")
     turn = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "Four."}]
-    (project / "chat.jsonl").write_text(f"{json.dumps({'messages': turn * turns})}\n" * 30)
+    (project / "chat.jsonl").write_text(f"{json.dumps({'messages': turn * 2})}\n" * 30)
     assert 0 == main(["init", "chat.jsonl", "--target", target])
-    assert (turns > 1) == (nodes(project / "pipeline.toml")["tokenize"].get("train_on") == "last")
+    made = nodes(project / "pipeline.toml")["tokenize"]
+    assert "served" == made["contexts"] and "train_on" not in made
 
 
 def test_an_existing_file_is_reported_before_the_target_is_measured(
@@ -218,9 +220,9 @@ def test_an_existing_file_is_reported_before_the_target_is_measured(
 ) -> None:
     asked: list[str] = []
 
-    def measured(target: Target, _show: Callable[[str], None]) -> list[str]:
+    def measured(target: Target, _show: Callable[[str], None]) -> Measured:
         asked.append(target.checkpoint)
-        return []
+        return Measured([])
 
     monkeypatch.setattr(init, "measured", measured)
     arguments = ["init", str(chat(project / "chat.jsonl", 3)), "--target", checkpoint(project / "target", sees=False)]
@@ -532,9 +534,9 @@ def test_the_pipeline_is_called_as_the_data_unless_the_file_has_a_name_of_its_ow
 @pytest.mark.parametrize(
     ("samples", "most", "expected", "saved", "told"),
     [
-        (10, 500, None, 2, "omitted: of about 23 steps only the last is worth measuring"),
-        (120, 500, 50, 32, "a tenth of the steps, but 50 to 500: a rule of thumb"),
-        (3000, 500, 174, 174, "a tenth of the steps: a rule of thumb"),
+        (10, 500, None, 3, "omitted: of about 36 steps only the last is worth measuring"),
+        (120, 500, 50, 38, "a tenth of the steps, but 50 to 500: a rule of thumb"),
+        (3000, 500, 180, 180, "a tenth of the steps: a rule of thumb"),
         (3000, 70, 70, 70, "a tenth of the steps, but 50 to 70: a rule of thumb"),
     ],
 )
