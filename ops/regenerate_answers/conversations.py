@@ -7,6 +7,7 @@ run.py applies to what was answered.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,23 +103,29 @@ class Prompts:
 
     def text(self, tokens: list[int]) -> str:
         """The text of generated tokens without their EOS, including thinking tags; of channels see channels.py."""
-        text = self.encoder.processor.tokenizer.decode(
-            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        text = self.encoder.text_of(tokens)
         return without_channels(text) if self.encoder.template.has_channels else text
 
     def sent(self, messages: Messages) -> Messages:
         """The messages as a server's chat template takes them."""
         return for_channels(messages) if self.encoder.template.has_channels else messages
 
-    def gives(self, messages: Messages, tokens: list[int]) -> bool:
-        """Whether tokenising `messages`, which end with an answer's text, gives the answer's tokens again.
+    def takes(self, text: str, tokens: list[int]) -> bool:
+        """True, if an answer's tokens can be learnt as they are. text: as `text` gives it.
 
-        Raises Unusable if tokenize_chat would drop the sample for its answer.
+        Raises Unusable for tokens with which other turns begin or end, those of images, and others than the model's.
+        With channels, which begin like turns, no special token may be left in the text.
         """
-        prompt = self.encoder.prompt(messages[:-1]).tolist()
-        input_ids = self.encoder.encode(messages).input_ids.tolist()
-        return input_ids[: len(prompt) + len(tokens)] == [*prompt, *tokens]
+        self.encoder.check_ids(tokens)
+        names = self.encoder.processor.tokenizer.convert_ids_to_tokens(tokens)
+        inside = names[:-1] if tokens[-1] in self.encoder.processor.eos_token_ids else names
+        for token in self.encoder.template.special_tokens:
+            if token in text if self.encoder.template.has_channels else token in inside and self._is_of_turns(token):
+                raise Unusable(SPECIAL_IN_TEXT, token)
+        return True
+
+    def _is_of_turns(self, token: str) -> bool:
+        return MEDIA.search(token) is not None or token in self.encoder.headers
 
     def count(self, messages: Messages) -> int:
         """Tokens of the last answer in tokenize_chat, EOS included. Raises Unusable."""
@@ -130,6 +137,7 @@ class Prompts:
         return len(self.encoder.processor.tokenizer.encode(text, add_special_tokens=False))
 
 
+MEDIA = re.compile("image|img|vision|video|audio", re.IGNORECASE)  # tokens that stand for no text
 LONG_PROMPT = "prompt longer than max_prompt_tokens"
 IMAGE_IN_ANSWER = "image in an answer"
 NOTHING_ASKED = "no turn to answer"
@@ -145,17 +153,22 @@ def turns_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*turns, {"role": "assistant", "content": []}] if spoken[-1:] == ["user"] else turns
 
 
-def with_answers(turns: Messages, texts: Sequence[str]) -> list[dict[str, Any]]:
+def with_answers(turns: Messages, answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The turns with the given answers in place of their own, ending before the next answer, or at the end."""
-    remaining, messages = iter(texts), []
+    remaining, messages = iter(answers), []
     for turn in turns:
         if turn["role"] != "assistant":
             messages.append(turn)
-        elif (text := next(remaining, None)) is not None:
-            messages.append({"role": "assistant", "content": [{"type": "text", "text": text}]})
+        elif (answer := next(remaining, None)) is not None:
+            messages.append(answer)
         else:
             break
     return messages
+
+
+def answer_turn(text: str) -> dict[str, Any]:
+    """An answer as a message."""
+    return {"role": "assistant", "content": [{"type": "text", "text": text}]}
 
 
 @define
@@ -191,7 +204,7 @@ class Conversation:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The turns before the next answer."""
-        return with_answers(self.turns, [answer.text for answer in self.answers])
+        return with_answers(self.turns, [answer_turn(answer.text) for answer in self.answers])
 
     def take(self, answer: Answer) -> None:
         self.answers.append(answer)
@@ -211,10 +224,13 @@ class Conversation:
         self.reason, self.detail = reason, detail
 
     def judged(self, answer: Answer, same: Callable[[Messages], bool]) -> Answer:
-        """The next answer, with a flag whether its text gives the same tokens again. same: see `Prompts.gives`."""
+        """The next answer, with a flag whether other tokens are learnt than were generated.
+
+        same: whether the same tokens are learnt of messages that end with the answer, such as `Prompts.takes`.
+        """
         if not answer.text.strip():
             return evolve(answer, reason=EMPTY_ANSWER)
-        messages = with_answers(self.turns, [*(earlier.text for earlier in self.answers), answer.text])
+        messages = with_answers(self.turns, [answer_turn(each.text) for each in (*self.answers, answer)])
         last = max(place for place, turn in enumerate(messages) if turn["role"] == "assistant")
         try:
             return evolve(answer, retokenised_differently=not same(messages[: last + 1]))

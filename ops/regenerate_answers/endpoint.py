@@ -222,8 +222,8 @@ class EndpointAnswerer:
         if ids is not None:
             closed = bool(ids) and ids[-1] in self.prompts.encoder.processor.eos_token_ids
             text = self.prompts.text(ids[:-1] if closed else ids)
-            answer = Answer(text, reply.finish_reason, len(ids), prompted_differently=differently)
-            return conversation.judged(answer, lambda messages: self.prompts.gives(messages, ids))
+            answer = Answer(text, reply.finish_reason, len(ids), prompted_differently=differently, ids=ids)
+            return conversation.judged(answer, lambda _: self.prompts.takes(text, ids))
         text, cut = reply.full_text(request.opens_thought), reply.finish_reason != "stop"
         if reply.tokens is None:  # without the server's count there is nothing to compare
             answer = Answer(text, reply.finish_reason, self.prompts.length(text) + (not cut))

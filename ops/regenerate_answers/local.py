@@ -100,5 +100,5 @@ class Answerer:
     def _answer(self, conversation: Conversation, tokens: list[int]) -> Answer:
         stopped = bool(tokens) and tokens[-1] in self.target.eos_token_ids
         text = self.prompts.text(tokens[:-1] if stopped else tokens)
-        answer = Answer(text, "stop" if stopped else "length", len(tokens))
-        return conversation.judged(answer, lambda messages: self.prompts.gives(messages, tokens))
+        answer = Answer(text, "stop" if stopped else "length", len(tokens), ids=tokens)
+        return conversation.judged(answer, lambda _: self.prompts.takes(text, tokens))

@@ -38,7 +38,7 @@ NO_SERVER = Only("backend", "huggingface", "'{name}' is set on the server with b
 
 
 @op(
-    version=1,
+    version=2,
     run="ops.regenerate_answers.run:regenerate_answers",
     key_libraries=("torch", "transformers", "tokenizers", "pillow"),
     resumable=True,
@@ -176,7 +176,9 @@ class RegenerateAnswers:
         help="samples with a longer answer are dropped; EOS counts",
     )
     drop_retokenised: bool = field(
-        default=False, help="drop samples with an answer whose text gives other tokens than the target generated"
+        default=False,
+        help="drop samples with an answer whose text gives other tokens than the target generated, where a server "
+        "reports no ids of them; answers with ids are learnt as they are",
     )
     batch_tokens: int = field(
         default=16384,

@@ -31,7 +31,7 @@ class Answer:
 
     tokens: their number, including EOS. retokenised_differently: tokenize_chat splits its text into other tokens.
     prompted_differently: a server read other prompt tokens than tokenize_chat gives. reason: why the answer cannot be
-    used, "" if it can.
+    used, "" if it can. ids: the generated tokens, None if a server does not report them.
     """
 
     text: str
@@ -41,6 +41,7 @@ class Answer:
     prompted_differently: bool = False
     reason: str = ""
     detail: str = ""
+    ids: list[int] | None = None
 
 
 Key = tuple[str, int]  # the sample's id, and which of its answers, from 0

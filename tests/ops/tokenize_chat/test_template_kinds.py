@@ -203,8 +203,8 @@ def judged(prompts: Prompts, written: str, *earlier: str) -> tuple[Answer, Conve
         conversation.take(Answer(text, "stop", 9))
     encode = prompts.encoder.processor.tokenizer.encode
     tokens = encode(written + "<|return|>", add_special_tokens=False)
-    answer = Answer(prompts.text(tokens[:-1]), "stop", len(tokens))
-    return conversation.judged(answer, lambda messages: prompts.gives(messages, tokens)), conversation
+    answer = Answer(prompts.text(tokens[:-1]), "stop", len(tokens), ids=tokens)
+    return conversation.judged(answer, lambda _: prompts.takes(answer.text, tokens)), conversation
 
 
 @pytest.mark.parametrize("written", [ANALYSIS + FINAL, FINAL], ids=["analysis", "final"])
