@@ -28,18 +28,11 @@ from ops.lib.forecasts import ANSWERED, SamplesForecast, TargetStated, refuse_co
 from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conflicts import conflicts
-from ops.regenerate_answers.conversations import (
-    HAS_TOOLS,
-    SPECIAL_IN_ANSWER,
-    Prompts,
-    answer_turn,
-    turns_of,
-    with_answers,
-)
+from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, Conversation, Prompts, turns_of
 from ops.regenerate_answers.endpoint import EndpointAnswerer, ServerUse
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.shards import Progress, Shard, shards
+from ops.regenerate_answers.shards import Answer, Progress, Shard, shards
 
 FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
@@ -62,7 +55,6 @@ REMEDIES = {
     TOO_LONG: "raise max_answer_tokens",
     RETOKENISED: "set drop_retokenised = false, which trains on tokens that the target did not generate",
     SPECIAL_IN_ANSWER: UNTRAINED,
-    HAS_TOOLS: 'answers = "data" keeps them with the answers of the data',
 }
 
 
@@ -204,7 +196,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, vocabul
     vocabulary: the digest of the tokens that generated ids mean.
     """
     outcomes = (outcome for shard in shards(folder, config, stage.work_dir) for outcome in read_jsonl(shard.path))
-    answers = tokens = retokenised = trained_on = prompted = kept = spoilt = 0
+    answers = tokens = retokenised = trained_on = prompted = kept = spoilt = called = cut = skipped = 0
     tally = Tally(stage, "regenerate", REMEDIES)
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8", newline="\n") as file:
         for row in read_jsonl(folder / "samples.jsonl"):
@@ -216,7 +208,11 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, vocabul
                 if (fault := refusal(config, outcome)) is not None:
                     tally.drop(fault[0], row["id"], fault[1])
                     continue
-                row = regenerated_row(row, outcome, vocabulary)
+                told = [Answer(**answer) for answer in outcome["answers"]]
+                conversation = Conversation.told(row, config.tool_results, told)
+                row = regenerated_row(conversation, vocabulary)
+                called, cut = called + ("tools" in row), cut + conversation.is_cut
+                skipped += conversation.skipped
                 differently = sum(answer["retokenised_differently"] for answer in outcome["answers"])
                 retokenised += differently
                 spoilt += differently > 0
@@ -234,6 +230,8 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, vocabul
     counts = {"answers": answers, "tokens": tokens, "retokenised_differently": retokenised}
     if config.backend == "endpoint":
         counts["prompted_differently"] = prompted
+    if called:
+        counts |= {"cut_at_call": cut, "calls_skipped": skipped}
     stage.log({f"regenerate/{name}": count for name, count in counts.items()}, step=0)
 
 
@@ -265,16 +263,15 @@ def other_tokens(spoilt: int, samples: int) -> str:
     return f"set drop_retokenised = true, which drops their samples; {USUAL_CAUSES}"
 
 
-def regenerated_row(row: Mapping[str, Any], outcome: Mapping[str, Any], vocabulary: str) -> dict[str, Any]:
-    """The sample with its new answers, their ids, finish reasons and lengths."""
-    answers = outcome["answers"]
-    generated = [{"generated_ids": ids, "tokenizer": vocabulary} if (ids := each["ids"]) else {} for each in answers]
-    turns = [answer_turn(answer["text"]) | own for answer, own in zip(answers, generated, strict=True)]
+def regenerated_row(conversation: Conversation, vocabulary: str) -> dict[str, Any]:
+    """The sample of an answered conversation, with the ids of its answers, their finish reasons and lengths."""
+    answers = conversation.answers
+    generated = iter([{"generated_ids": each.ids, "tokenizer": vocabulary} if each.ids else {} for each in answers])
     return {
-        **row,
-        "messages": with_answers(turns_of(row), turns),
-        "finish_reasons": [answer["finish_reason"] for answer in answers],
-        "answer_tokens": [answer["tokens"] for answer in answers],
+        **conversation.asked,
+        "messages": [turn | next(generated) if turn["role"] == "assistant" else turn for turn in conversation.messages],
+        "finish_reasons": [answer.finish_reason for answer in answers],
+        "answer_tokens": [answer.tokens for answer in answers],
     }
 
 

@@ -24,7 +24,7 @@ from attrs import define, evolve, field, frozen
 from ops.ingest.sample import END_OF_THOUGHT
 from ops.lib.data.sample_account import Unusable
 from ops.tokenize_chat.answer_spans import Rendered
-from ops.tokenize_chat.habits import IN_TEXT, TAG, THOUGHT, Habits, Parted, parted, with_thought
+from ops.tokenize_chat.habits import IN_TEXT, TAG, THOUGHT, WORDS, Habits, Parted, parted, with_thought
 from ops.tokenize_chat.rendering import agreement
 from ops.tokenize_chat.template import (
     ANSWER_CHANGED,
@@ -221,6 +221,21 @@ def serve_prompt(habits: Habits, messages: Messages, tools: Tools, keeps_reasoni
     (prompt,) = yield [Rendering(history, prompt=True, tools=tools)]
     check_tools(tools, prompt.text)
     return Rendered(prompt.text, len(prompt.text), ())
+
+
+def calls_text(
+    messages: Messages, calls: Sequence[dict[str, Any]], tools: Tools, eos: Sequence[str]
+) -> Renderings[str]:
+    """Render what an answer of only these calls is after the messages, without EOS; "" if the template fails on it."""
+    answer = {"role": "assistant", "content": [], "tool_calls": list(calls)}
+    with_text = {**answer, "content": [{"type": "text", "text": WORDS}]}
+    prompt = Rendering(messages, prompt=True, tools=tools, may_fail=True)
+    wanted = [Rendering([*messages, each], tools=tools, may_fail=True) for each in (with_text, answer)]
+    before, beside, alone = yield [prompt, *wanted]
+    text = beside.text.rpartition(WORDS)[2]
+    if WORDS not in beside.text:
+        text = alone.text[agreement(before.text, alone.text) :]
+    return text[: _learnt(text, eos)[0]]
 
 
 def as_shown(

@@ -124,7 +124,7 @@ def test_served_contexts_learn_exactly_what_was_generated_behind_the_prompts_tha
         several += bool(number)
         sample = reader.sample(index)
         last = turns[int(number) - 1] if number else turns[-1]
-        asked = prompts.sample(row, row["messages"][:last])
+        asked = prompts.sample({**row, "messages": row["messages"][:last]})
         assert asked.input_ids.tolist() == sample.input_ids[: sample.prompt_tokens].tolist()
     assert several >= 4  # an answer that its text does not give again cannot be the history of the next one
 

@@ -130,8 +130,8 @@ def test_a_thinking_target_is_asked_as_serving_would(thinker, tmp_path, thinking
     config = RegenerateAnswers(samples=Ref("a"), target=Ref("b"), enable_thinking=thinking)
     prompts = Prompts.load(config, target.artifact, tmp_path)
     for messages, _ in dialogues(name, thinking):
-        row = {"id": "a", "category": "text", "images": []}
-        assert target.prompt_ids(messages, thinking) == prompts.sample(row, messages).input_ids.tolist()
+        row = {"id": "a", "category": "text", "images": [], "messages": messages}
+        assert target.prompt_ids(messages, thinking) == prompts.sample(row).input_ids.tolist()
 
 
 @pytest.mark.parametrize("thinking", [True, False])

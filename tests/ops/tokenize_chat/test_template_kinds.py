@@ -214,7 +214,7 @@ def test_the_analysis_of_gpt_oss_is_kept_as_a_thought_and_gives_the_same_tokens(
     assert ("", False) == (answer.reason, answer.retokenised_differently)
     thought = "<think>It is round.\n\nSo a ball.</think>" if written != FINAL else ""
     assert thought + "A ball." == answer.text
-    sent = by_processor.sent(conversation.messages)
+    sent = by_processor.shown(conversation.messages)
     assert ["A cat."] * len(earlier) == [m["content"][0]["text"] for m in sent if m["role"] == "assistant"]
 
 
