@@ -12,6 +12,7 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cached_property, lru_cache
 from itertools import chain
 from math import prod
@@ -57,6 +58,7 @@ from ops.tokenize_chat.template import (
 MOST_CHARACTERS = 4_000_000  # of a text; the library's regular expressions fail on about three times as many blanks
 TOO_MANY_CHARACTERS = f"more than {MOST_CHARACTERS:,} characters"
 
+LAST = "last"  # of a row: only its last answer is learnt
 TrainOn = Literal["assistant", "last"]
 
 
@@ -100,6 +102,13 @@ class ChatEncoder:
         self._tokenizer = processor.tokenizer.backend_tokenizer
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+
+    @property
+    def of_last(self) -> ChatEncoder:
+        """The same, with only the last answer in the loss mask."""
+        only = copy(self)
+        only.last_only = True
+        return only
 
     @cached_property
     def habits(self) -> Habits:
@@ -170,7 +179,7 @@ class ChatEncoder:
         threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would not survive a fork.
         """
         tools = tools or [()] * len(conversations)
-        names = ids or [None] * len(tools)
+        names: Sequence[str | None] = ids or [None] * len(tools)
         found = self.template.finish_all(list(map(self._rendered, conversations, tools)), names)
         rendered = [one if isinstance(one, Unusable) else value_or_unusable(_tokenizable, one) for one in found]
         encodings = iter(self._tokenized([one for one in rendered if isinstance(one, Rendered)]))
@@ -487,8 +496,14 @@ def tokenize_rows(
     """
     if config.prompts_only:
         return [value_or_unusable(_prompt, row, folder, encoder, config) for row in rows]
+    if any(row.get("learnt") == LAST for row in rows) and not encoder.last_only:
+        of_last = [row for row in rows if row.get("learnt") == LAST]
+        others = [row for row in rows if row.get("learnt") != LAST]
+        found_last = iter(tokenize_rows(of_last, folder, encoder.of_last, config))
+        found = iter(tokenize_rows(others, folder, encoder, config))
+        return [next(found_last if row.get("learnt") == LAST else found) for row in rows]
     conversations = [up_to_last_answer(row["messages"]) for row in rows]
-    cuts = [[reason == "length" for reason in row.get("finish_reasons", ())] for row in rows]  # if regenerated
+    cuts = [_cut_answers(row) for row in rows]
     ids, tools = [row["id"] for row in rows], [row.get("tools", ()) for row in rows]
 
     def whole(row: dict[str, Any], messages: Messages, cut: Sequence[bool], encoded: Encoded) -> Tokenized:
@@ -513,6 +528,13 @@ def tokenize_rows(
         found if isinstance(found, Unusable) else value_or_unusable(tokenized, row, messages, cut, found)
         for row, messages, cut, found in zip(rows, conversations, cuts, found_rows, strict=True)
     ]
+
+
+def _cut_answers(row: Mapping[str, Any]) -> list[bool]:
+    """For each answer of a regenerated row, whether it was cut; empty for others."""
+    cut = [reason == "length" for reason in row.get("finish_reasons", ())]
+    answers = sum(message["role"] == "assistant" for message in row["messages"])
+    return [False] * (answers - len(cut)) + cut if row.get("learnt") == LAST else cut
 
 
 def _with_images(
@@ -638,7 +660,7 @@ def conversation_of(sample_id: str) -> str:
 def asked(sample: TokenSample, row: Mapping[str, Any], config: Any) -> Messages:
     """The messages before a sample's last answer. config: of the node that tokenised it."""
     messages = up_to_last_answer(row["messages"])
-    if getattr(config, "contexts", "whole") == "whole" or config.train_on == "last":
+    if getattr(config, "contexts", "whole") == "whole" or LAST in (config.train_on, row.get("learnt")):
         return messages[:-1]
     turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
     first = 1 if sample.id == row["id"] else int(sample.id.rpartition("@")[2])
