@@ -150,7 +150,7 @@ def serve(
         pairs = [(prompt.text, full.text) for prompt, full in zip(shown[::2], shown[1::2], strict=True)]
         probes = yield from _probed(history, own, tools, [turn for turn, _, _ in some], pairs)
         for (turn, number, was_cut), (prompt, full), probe in zip(some, pairs, probes, strict=True):
-            check_tools(tools, prompt)
+            check_tools(tools, prompt, history[:turn])
             answer = full[len(prompt) :]
             if probe is not None:
                 answer = _answer_behind_header(habits, prompt, full, answers[turn], probe)
@@ -178,7 +178,7 @@ def serve_prompt(habits: Habits, messages: Messages, tools: Tools, keeps_reasoni
     """Render what a server asks after the messages, without an answer."""
     _, history, _ = as_shown(habits, messages, keeps_reasoning)
     (prompt,) = yield [Rendering(history, prompt=True, tools=tools)]
-    check_tools(tools, prompt.text)
+    check_tools(tools, prompt.text, messages)
     return Rendered(prompt.text, len(prompt.text), ())
 
 
@@ -358,11 +358,19 @@ def _learnt(answer: str, eos: Sequence[str]) -> tuple[int, int]:
     return (place, place + length) if place >= 0 else (len(answer), len(answer))
 
 
-def check_tools(tools: Tools, prompt: str) -> None:
-    """Check that a prompt shows the tools. Raises Unusable."""
+def check_tools(tools: Tools, prompt: str, messages: Messages) -> None:
+    """Check that a prompt shows the tools, and not only calls of them in its messages. Raises Unusable."""
+    called = {call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
     for tool in tools:
-        if tool["function"]["name"] not in prompt:
-            raise Unusable(TOOLS_NOT_SHOWN, f"the tool {tool['function']['name']} is not in the prompt")
+        name, description = tool["function"]["name"], tool["function"].get("description") or ""
+        first_line = description.strip().partition("\n")[0] if name in called else ""
+        if name not in prompt or not any(form in prompt for form in _forms(first_line)):
+            raise Unusable(TOOLS_NOT_SHOWN, f"the tool {name} is not in the prompt")
+
+
+def _forms(text: str) -> set[str]:
+    """A text as it is, and as JSON writes it."""
+    return {text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]}
 
 
 def _check_shown(message: dict[str, Any], answer: Parted, shown: str, habits: Habits) -> None:
@@ -402,8 +410,7 @@ def _lost_calls(message: dict[str, Any], shown: str, others: Sequence[str] = ())
     parts = [*others, *(function["name"] for function in functions), *leaves]
 
     def is_lost(part: str) -> bool:
-        forms = {part, json.dumps(part, ensure_ascii=False)[1:-1], json.dumps(part)[1:-1]}
-        return sum(shown.count(form) for form in forms) < sum(each.count(part) for each in parts)
+        return sum(shown.count(form) for form in _forms(part)) < sum(each.count(part) for each in parts)
 
     for function in functions:
         if is_lost(function["name"]):

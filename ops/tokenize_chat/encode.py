@@ -165,7 +165,7 @@ class ChatEncoder:
     def _rendered(self, messages: Messages, tools: Tools = ()) -> Renderings[Rendered]:
         self._check(messages, tools)
         rendered = yield from render_answers(self.template.has_marks, messages, self.last_only, tools)
-        check_tools(tools, rendered.text[: rendered.prompt_end])
+        check_tools(tools, rendered.text[: rendered.prompt_end], messages)
         return rendered
 
     def encode_context(self, messages: Messages, context: Context) -> Encoded:
@@ -247,7 +247,7 @@ class ChatEncoder:
         """The same, with its text and without an answer. Raises as `encode`."""
         self.template.check(messages, tools)
         text = self.template.render(messages, prompt=True, sample_id=sample_id, tools=tools)
-        check_tools(tools, text)
+        check_tools(tools, text, messages)
         _check_characters(text)
         return self._prompt(messages, Rendered(text, len(text), ()))
 
