@@ -21,8 +21,7 @@ from agent_rows import (
     write_agent_processor,
 )
 from agent_templates import OPENS, STRIPS, TEMPLATES, with_parts
-from chat_samples import png, run_tokenize
-from test_served_samples import SERVED, row, write_rows
+from chat_samples import SERVED, png, row, run_tokenize, write_rows
 
 from ops.artifacts import TokenShards
 from ops.lib.data.sample_account import Unusable

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from agent_rows import ASK, ASK_AGAIN, NAME, RAINY, SAMPLES, SUN, SUNNY, TOOLS, calls, conversation, say
 from agent_templates import EXTENDS, NO_TOOLS, STRIPS, text_of, with_parts
-from chat_samples import png, run_tokenize, summary_of, write_samples
+from chat_samples import SERVED, png, row, run_tokenize, summary_of, write_rows
 from fake_stage import folder_digest
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -17,34 +15,10 @@ from dsl.errors import ConfigError, DataError
 from dsl.op import Ref
 from ops.artifacts import TokenShards
 from ops.lib.data.files import json_line, read_jsonl
-from ops.lib.data.image_packs import PackWriter
 from ops.lib.data.token_shards import KIND_TENSOR, TokenReader
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.encode import ChatEncoder, asked, conversation_of
 from ops.tokenize_chat.op import TokenizeChat
-
-SERVED = {"contexts": "served", "min_loss_tokens": 1, "vocab_size": 400, "workers": 1}
-
-
-def row(name: str, messages: list[dict[str, Any]], image: bytes | None = None, **more: Any) -> dict[str, Any]:
-    return {"name": name, "messages": messages, "image": image, "split": "train", **more}
-
-
-def write_rows(folder, rows):
-    """The artifact of inject_images with these rows; an image stands at the start of the first message."""
-    samples = write_samples(folder, [])
-    packs = PackWriter(folder)
-    lines = []
-    for each in rows:
-        messages = list(each["messages"])
-        if each["image"]:
-            messages[0] = {**messages[0], "content": [{"type": "image"}, *messages[0]["content"]]}
-        images = [packs.add(each["image"])] if each["image"] else []
-        given = {key: value for key, value in each.items() if key not in ("name", "image", "messages")}
-        category = "image" if images else "text"
-        lines.append({"id": each["name"], "category": category, "messages": messages, "images": images, **given})
-    (folder / "samples.jsonl").write_text("".join(map(json_line, lines)), encoding="utf-8")
-    return samples
 
 
 @pytest.fixture(scope="module")
