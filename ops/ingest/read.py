@@ -41,6 +41,7 @@ class Reading:
     answer: str = ""
     require_answers: bool = True
     default_tools: str | None = None
+    group: str = "category"
 
     def names(self) -> list[str]:
         """A unique name for each source; empty for a single one, where it does not matter."""
@@ -261,6 +262,7 @@ def _rows(
                     reading.finder(record.folder, source.root),
                     require_answers=reading.require_answers,
                     default_tools=tools,
+                    group=reading.group,
                 )
                 if isinstance(sample, RawSample) and sample_id != named:
                     sample = attrs.evolve(sample, draw_id=named)

@@ -20,7 +20,8 @@ from attrs import define, evolve, field, frozen
 from ops.ingest.sample import END_OF_THOUGHT
 from ops.lib.data.sample_account import Unusable
 from ops.tokenize_chat.answer_spans import Rendered
-from ops.tokenize_chat.habits import IN_TEXT, TAG, THOUGHT, Habits, Parted, parted, with_thought
+from ops.tokenize_chat.habits import IN_TEXT, THOUGHT, Habits, Parted, parted, with_thought
+from ops.tokenize_chat.kinds import TAG
 from ops.tokenize_chat.rendering import agreement
 from ops.tokenize_chat.template import (
     ANSWER_CHANGED,

@@ -406,6 +406,7 @@ class ShardWriter:
                     "tokens": len(sample.input_ids),
                     "prompt_tokens": sample.prompt_tokens,
                     "loss_tokens": loss_tokens,
+                    **({"answers": sample.answers} if sample.answers else {}),
                     **named,
                 }
             )
