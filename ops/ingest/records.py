@@ -313,6 +313,17 @@ def csv_records(file: Path, columns: Columns | None = None) -> Iterator[Record]:
             yield Record(number, f"{file}:", row, mistake, file.parent, data.share)
 
 
+def csv_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """The sound rows of a CSV file, whatever its columns are. Raises DataError as `open_data`."""
+    delimiter, _, names, _ = _header(file, None)
+    with open_data(file) as data:
+        rows = _Rows(data, delimiter)
+        next(rows, None)
+        for _, fields, mistake in rows:
+            if not mistake and len(fields) == len(names):
+                yield {name: field or None for name, field in zip(names, fields, strict=True) if name}
+
+
 def names_rows(file: Path, columns: Columns | None = None) -> bool:
     """Whether a CSV file has the columns of rows that ingest reads; other CSV files may lie beside images."""
     try:

@@ -3,7 +3,8 @@
     {"request": {...}, "response": {...}}       a request and its response, objects or JSON; either may be the "body"
                                                 beside headers and a status. Also request_body and response_body, and
                                                 input and output
-    {"messages": [...], "response": {...}}      the same in one object; also with "choices", or the answer as a text
+    {"messages": [...], "response": {...}}      the same in one object; also with "choices", or the answer as a text.
+                                                Its split, category and images are kept
     {"custom_id", "method", "url", "body"}      a line of a batch's input; its answer is in the batch's output
     {"custom_id", "response", "error"}          a line of that output, in another file
     {"event": "request.finished", "obj", "out"} SGLang's log as JSON (--log-requests-format json), whose prompts are
@@ -117,6 +118,7 @@ OUTPUT_ALONE = (
 )
 NO_CUSTOM_ID = 'no string "custom_id", by which a batch\'s output belongs to its input'
 NO_BODY = 'no object "body": a line of a batch\'s input has "custom_id", "method", "url" and "body"'
+OWN = ("split", "category", "image", "images")  # keys of a row that no server writes
 PAIRS = (("request", "response"), ("request_body", "response_body"), ("input", "output"))
 
 
@@ -176,9 +178,11 @@ def _in_one(row: Row) -> Exchange | None:
     if not isinstance(last, dict) or turn_role(last) not in ("user", "tool"):
         return None
     response = row.get("response")
-    if isinstance(response, (dict, str)):
-        return _joined(row, _answer(response))
-    return _joined(row, _answer(row)) if isinstance(row.get("choices"), list) else None
+    if not isinstance(response, (dict, str)) and not isinstance(row.get("choices"), list):
+        return None
+    found = _joined(row, _answer(response if isinstance(response, (dict, str)) else row))
+    own = {key: row[key] for key in OWN if key in row}
+    return attrs.evolve(found, row={**own, **found.row})
 
 
 def _joined(request: Row, answer: Answer) -> Exchange:

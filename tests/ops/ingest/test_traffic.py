@@ -73,6 +73,9 @@ def logged(prompt: Any, text: Any, ending: str = "stop", **asked: Any) -> dict[s
     }
 
 
+DONE = answering("a", completion("x"))
+
+
 def write(file: Path, *rows: Any) -> Path:
     file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return file
@@ -125,11 +128,14 @@ def test_a_batch_joins_its_output_to_its_input_in_any_order_and_place(tmp_path: 
     [
         ({"in": [asking("a")]}, "in.jsonl: the input of a batch, which has no answers: list the batch's output as a"),
         (
-            {"out": [answering("a", completion("x"))]},
+            {"out": [DONE]},
             "out.jsonl: a line of a batch's output, which has no prompt: list",
         ),
-        ({"in": [{"custom_id": "a", "method": "POST"}], "out": []}, 'in.jsonl:1: no object "body": a line of a batch'),
-        ({"in": [{**asking("a"), "custom_id": 5}], "out": []}, 'in.jsonl:1: no string "custom_id", by which'),
+        (
+            {"in": [{"custom_id": "a", "method": "POST"}], "out": [DONE]},
+            'in.jsonl:1: no object "body": a line of a batch',
+        ),
+        ({"in": [{**asking("a"), "custom_id": 5}], "out": [DONE]}, 'in.jsonl:1: no string "custom_id", by which'),
     ],
 )
 def test_half_a_batch_and_a_first_line_of_another_form_are_named_by_plan(tmp_path, files, message) -> None:
@@ -249,7 +255,8 @@ def test_an_image_behind_an_address_is_dropped_without_the_keys_in_it(tmp_path: 
     good = {"request": BODY, "response": completion("Hi!")}
     _, dropped = run([write(tmp_path / "log.jsonl", good, row)], tmp_path / "out")
     assert {"image behind a URL": 1} == dropped
-    assert "2,image behind a URL,https://host/a.png: download it" in (tmp_path / "out/dropped.csv").read_text()
+    [table] = (tmp_path / "out").rglob("dropped.csv")
+    assert "2,image behind a URL,https://host/a.png: download it" in table.read_text()
 
 
 CHATML = (
