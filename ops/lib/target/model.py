@@ -28,7 +28,7 @@ from ops.lib.target.embedding_and_head import Head, stored_dtype, tensor_files
 from ops.lib.target.head_settings import head_settings
 from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import rope_limit, too_long
-from ops.lib.target.stored_weights import find_ends, head_bias, is_of_model, unexpected_tensors
+from ops.lib.target.stored_weights import find_ends, head_bias, is_of_model, listed, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
 from ops.lib.vision.families import AnyText, AnyVision, Family, Qwen3Vl, VisionFamily, family_of, find_family, is_expert
@@ -324,14 +324,15 @@ def describe_target(
 
 
 def check_samples_fit(readers: Iterable[TokenReader], target: TargetModel) -> None:
-    """Check that the target can read samples, by `check_tokens_fit` and `check_images_fit`, without loading it.
+    """Check that the target can read samples, by `check_tokens_fit`, `check_images_fit` and `check_lengths_fit`.
 
-    Raises DataError.
+    It is not loaded. Raises DataError.
     """
     info, family = target_info(target), family_of(read_config(target.path / "model"))
     for reader in readers:
         check_tokens_fit(reader.info, info)
         check_images_fit(reader, family)
+        check_lengths_fit(reader, family.text_config)
 
 
 def check_tokens_fit(tokens: Mapping[str, Any], target: Mapping[str, Any]) -> None:
@@ -348,6 +349,15 @@ def check_images_fit(reader: TokenReader, family: Family) -> None:
     """Check that the target can read image samples: it must see, with the same patches. Raises DataError."""
     if any(record["category"] == "image" for record in reader.records):
         check_patches_fit(reader.info, family)
+
+
+def check_lengths_fit(reader: TokenReader, text: Mapping[str, Any]) -> None:
+    """Check that no sample is longer than `rope_limit`. Raises DataError that names them. text: the target's config."""
+    limit = rope_limit(text)
+    beyond = {row["id"]: row["tokens"] for row in reader.records if limit is not None and row["tokens"] > limit}
+    if beyond and limit is not None:
+        names = f"sample{'s' if len(beyond) > 1 else ''} {listed(list(beyond))}"
+        raise DataError(f"{names}: {'up to ' if len(beyond) > 1 else ''}{too_long(max(beyond.values()), limit)}")
 
 
 def check_patches_fit(tokens: Mapping[str, Any], family: Family) -> None:

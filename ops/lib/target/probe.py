@@ -84,9 +84,8 @@ def _probe_copy(config: Mapping[str, Any], seed: int = 0, dtype: torch.dtype = t
         return probe
     target, limit = small_copy(config, seed, dtype, RANGE), rope_limit(text_part(config))
     check = _tried(LENGTHS, lambda: _lengths(target, _texts(target, 0)))
-    if not check.holds and limit is not None:
-        refused = f"texts of more than {limit:,} tokens are refused"
-        check = evolve(check, reason="; ".join(filter(None, (check.reason, refused))))
+    if not check.holds:
+        check = evolve(check, limit=limit)
     return evolve(probe, checks=(*probe.checks, check))
 
 
@@ -157,6 +156,9 @@ def _layers(target: Target, text: list[int]) -> float:
     states = output.hidden_states
     if len(states) != len(layers) + 1:
         raise ValueError(f"{len(states)} hidden states of {len(layers)} layers")
+    expected = [1, len(text), target.hidden_size]
+    if other := next((list(each.shape) for each in whole.values() if list(each.shape) != expected), None):
+        raise ValueError(f"its layers pass on states of shape {other}, and a draft is fed by {expected}")
     return max(
         max(_difference(whole[k], states[k + 1]), _difference(whole[k][:, : len(text) // 2], captured.by_layer[k]))
         for k in range(len(layers) - 1)

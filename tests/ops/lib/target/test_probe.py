@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 from any_targets import any_checkpoint
-from architectures import NOT, OFTEN, OTHER_ROWS, OTHERS, config_of
+from architectures import NOT, OFTEN, OTHER_ROWS, OTHERS, PUBLISHED, config_of
 from fake_stage import FakeStage
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
@@ -40,8 +42,8 @@ from ops.lib.target.probed import (
     probe_of_copy,
 )
 from ops.lib.target.sizes import context_length, rope_limit
-from ops.lib.target.small_copy import has_range, small_config, small_copy
-from ops.lib.vision.family_config import QWEN
+from ops.lib.target.small_copy import has_range, small_config, small_copy, with_floats
+from ops.lib.vision.family_config import QWEN, with_defaults
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.load_target.show import report
@@ -301,6 +303,16 @@ def test_a_hybrid_that_has_mamba_layers_only_is_not_evaluated(
     assert reason in probe.unverified
 
 
+def test_a_limit_without_end_is_read_as_transformers_saves_it() -> None:
+    made = AutoConfig.for_model("granitemoehybrid", **PUBLISHED["granitemoehybrid"])
+    file = with_defaults(json.loads(made.to_json_string(use_diff=False)))
+    assert [0.0, {"__float__": "Infinity"}] == file["time_step_limit"]
+    assert [0.0, float("inf")] == small_config(file)["time_step_limit"]
+    assert (0.0, float("inf")) == small_copy(file).model.config.time_step_limit
+    tagged = {"other": {"__float__": "unknown"}, "more": [{"__float__": "-Infinity"}, {"a": 1, "b": "NaN"}]}
+    assert {**tagged, "more": [-float("inf"), {"a": 1, "b": "NaN"}]} == with_floats(tagged)
+
+
 def test_a_copy_with_experts_runs_in_float64() -> None:
     target = small_copy(config_of("mixtral"), dtype=torch.float64)
     assert torch.float64 == target.embed_weight.dtype
@@ -369,7 +381,11 @@ DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_thet
 def test_a_rope_that_follows_the_longest_text_of_a_batch_is_found_and_right_within_its_first_range() -> None:
     probe = probe_config(phi_with_ranges())
     assert [LENGTHS] == [check.name for check in probe.failed]
-    assert "texts of more than 4,096 tokens are refused" in probe.warning
+    assert probe.is_usable and 4096 == probe.failed[0].limit
+    assert (
+        "texts of up to 4,096 tokens are right; a longer one changes shorter ones of its batch (they" in probe.warning
+    )
+    assert probe == Probe.from_json(probe.to_json())
     assert "" == probe.refusal == probe.unverified
 
 
