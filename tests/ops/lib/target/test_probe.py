@@ -445,8 +445,10 @@ def test_a_kind_of_layer_is_copied_wherever_it_stands(
     assert expected == {name: small[name] for name in expected}
 
 
-def test_a_bias_of_the_head_that_settings_do_not_know_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = small_copy(config_of("phi"))
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_bias_of_the_head_that_settings_do_not_know_is_found(monkeypatch: pytest.MonkeyPatch, tied: bool) -> None:
+    target = small_copy(config_of("phi") | {"tie_word_embeddings": tied})
+    assert tied == (target.head_weight is target.embed_weight)
     assert HEAD not in probe_target(target).failed_names
     monkeypatch.setattr("ops.lib.target.model.head_settings", without(HeadSettings()))
     assert {HEAD} == probe_target(target).failed_names
