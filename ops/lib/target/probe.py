@@ -124,8 +124,14 @@ def _tried(name: str, check: Callable[[], float]) -> Check:
     try:
         difference = check()
     except MODEL_ERRORS as error:
-        return Check(name, False, reason=f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
+        return Check(name, False, reason=_reason(error))
     return Check(name, difference <= TOLERANCE, difference)
+
+
+def _reason(error: Exception) -> str:
+    """What a check raised, in a line; dflow's own errors say all themselves."""
+    text = str(error).partition("\n")[0][:200]
+    return text if isinstance(error, DataError) else f"{type(error).__name__}: {text}"
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:
@@ -210,8 +216,7 @@ def _verified(target: Target, texts: list[list[int]]) -> list[Check]:
         plain = [plain_answer(target, sample) for sample in samples]
         found = speculated_answers(target, samples, plain)
     except MODEL_ERRORS as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-        return [Check(name, False, reason=reason) for name in (BLOCKS, SPECULATION)]
+        return [Check(name, False, reason=_reason(error)) for name in (BLOCKS, SPECULATION)]
     difference = max(each for _, each in found)
     wrong = sum(tokens != answer for (tokens, _), (answer, _) in zip(found, plain, strict=True))
     reason = f"{wrong} of {len(found)} answers are others" if wrong else ""

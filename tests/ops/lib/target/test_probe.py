@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ from ops.lib.target.sizes import context_length, rope_limit
 from ops.lib.target.small_copy import has_range, small_config, small_copy, with_floats
 from ops.lib.vision.family_config import QWEN, with_defaults
 from ops.load_target.op import LoadTarget
+from ops.load_target.plan import missing_here
 from ops.load_target.run import load_target
 from ops.load_target.show import report
 
@@ -467,7 +469,9 @@ def test_a_head_whose_logits_are_all_equal_is_refused() -> None:
 
 def test_a_soft_cap_of_nothing_is_refused_by_name(tmp_path: Path) -> None:
     checkpoint = any_checkpoint("gemma2", tmp_path / "gemma2", final_logit_softcapping=0.0)
-    with pytest.raises(DataError, match="final_logit_softcapping is 0, which makes all logits equal: set it to null"):
+    equal = "final_logit_softcapping is 0, which makes all logits equal: set it to null"
+    assert equal in missing_here(LoadTarget(checkpoint=str(checkpoint)))["checkpoint"]
+    with pytest.raises(DataError, match=equal):
         load_target(LoadTarget(checkpoint=str(checkpoint)), FakeStage(tmp_path / "stage", {}))
 
 
@@ -494,5 +498,19 @@ def test_the_bias_of_a_head_is_read_from_its_file_also_beside_a_tied_one(tmp_pat
 
 
 def test_a_stored_bias_of_a_head_without_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"the files hold lm_head\.bias, a bias of the head that dflow does not know"):
+    unknown = r"the files hold lm_head\.bias, a bias of the head that dflow does not know"
+    with pytest.raises(DataError, match=unknown):
         described(tmp_path, "llama")
+    assert re.search(unknown, missing_here(LoadTarget(checkpoint=str(tmp_path / "model")))["checkpoint"])
+
+
+def test_a_head_without_its_bias_is_refused(tmp_path: Path) -> None:
+    checkpoint = any_checkpoint("phi", tmp_path / "phi")
+    assert {} == missing_here(LoadTarget(checkpoint=str(checkpoint), mask_token_id=7))
+    tensors = load_file(checkpoint / "model.safetensors")
+    del tensors["lm_head.bias"]
+    save_file(tensors, checkpoint / "model.safetensors", {"format": "pt"})
+    lacking = "the head of this model has a bias, and no tensor can be it; copy the files again"
+    assert lacking in missing_here(LoadTarget(checkpoint=str(checkpoint), mask_token_id=7))["checkpoint"]
+    with pytest.raises(DataError, match=lacking):
+        describe_target(checkpoint, 7, [3])
