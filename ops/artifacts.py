@@ -44,7 +44,9 @@ class ImageSamples(Artifact):
                         {"type": "text", "text"}]}], "images": [image reference, ...]}, image parts and the
                         optional "label", "topic" and what belongs to tools as in Samples;
                         where the target answered itself also {"finish_reasons": ["stop" | "length", ...],
-                        "answer_tokens": [...]}, one of each per answer
+                        "answer_tokens": [...]}, one of each per answer; such an answer has the ids that the target
+                        generated, "generated_ids", with EOS unless it was cut, and the digest of the tokens that they
+                        mean, "tokenizer", except where a server reports none
     images-00000.bin    the packs of the ingested samples (hard links where the file system allows)
     summary.json        as in Samples, and dropped.csv
     answered.json       where a target answered, how it was asked: {"enable_thinking"}

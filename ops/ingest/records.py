@@ -240,9 +240,9 @@ def captioned(row: dict[str, Any], question: str) -> tuple[dict[str, Any], str]:
     naming = next((name for name in FILE_NAMES if row.get(name) is not None), None)
     has_image = first_value(row, ("image", "images")) is not None
     if naming is None:
-        others = [key for key in row if key.endswith(OF_FILES) and row[key] is not None]
-        if others and not has_image:
-            return row, f'which file is the image? columns = {{ image = "{others[0]}" }} says so'
+        of_files = [key for key in row if key.endswith(OF_FILES) and row[key] is not None]
+        if of_files and not has_image:
+            return row, f'which file is the image? columns = {{ image = "{of_files[0]}" }} says so'
         return row, ""
     others = {key: value for key, value in row.items() if key != naming}
     if not has_image:

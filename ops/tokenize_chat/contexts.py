@@ -5,14 +5,18 @@ answer with the generation prompt. `full` are the messages up to and with the an
 the answer is the rest. Else the template shows history otherwise than it prompted for it, and the answer begins in
 `full` behind its header (`_answer_behind_header`). Then the text is the prompt and the answer, as the target wrote it.
 
+An answer of which the target's ids are known is these ids: nothing of it is rendered, since some templates cannot show
+what their targets write.
+
 An answer whose prompt begins with the text so far continues the same sample; any other begins a new one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -20,7 +24,7 @@ from attrs import define, evolve, field, frozen
 from ops.ingest.sample import END_OF_THOUGHT
 from ops.lib.data.sample_account import Unusable
 from ops.tokenize_chat.answer_spans import Rendered
-from ops.tokenize_chat.habits import IN_TEXT, THOUGHT, Habits, Parted, parted, with_thought
+from ops.tokenize_chat.habits import IN_TEXT, THOUGHT, WORDS, Habits, Parted, parted, with_thought
 from ops.tokenize_chat.kinds import TAG
 from ops.tokenize_chat.rendering import agreement
 from ops.tokenize_chat.template import (
@@ -43,14 +47,29 @@ SHORT_IDS = "call{:05}"
 
 
 @frozen
+class Generated:
+    """An answer as its target generated it. ids: with the EOS unless it was cut. text: theirs."""
+
+    ids: tuple[int, ...]
+    text: str
+
+
+@frozen
 class Context(Rendered):
     """A text as the target reads and writes it. The ends of `answers` are those of what is learnt.
 
-    turns: the message of each answer. number: that of the first answer in its conversation, from 1 on.
+    turns: the message of each answer. number: that of the first answer in its conversation, from 1 on. generated: the
+    ids of each answer, None where they are unknown.
     """
 
     turns: tuple[int, ...] = ()
     number: int = 1
+    generated: tuple[tuple[int, ...] | None, ...] = ()
+
+    @property
+    def tokenized(self) -> str:
+        """The part of the text that is tokenised: without a last answer whose ids are known."""
+        return self.text if self.generated[-1] is None else self.text[: self.prompt_end]
 
     def up_to(self, answers: int) -> Context:
         """The text up to the end of one of its answers."""
@@ -61,6 +80,17 @@ class Context(Rendered):
             prompt_end=start,
             answers=self.answers[:answers],
             turns=self.turns[:answers],
+            generated=self.generated[:answers],
+        )
+
+    def behind(self, answers: int) -> Context:
+        """The same text with the answers behind so many."""
+        return evolve(
+            self,
+            answers=self.answers[answers:],
+            turns=self.turns[answers:],
+            number=self.number + answers,
+            generated=self.generated[answers:],
         )
 
 
@@ -82,6 +112,7 @@ class Asked:
     """An answer and the prompt that it follows.
 
     end: of what is learnt, in `text`. closed: whether an EOS ends there. turn, number: of the message and the answer.
+    ids: of the answer, if they are known.
     """
 
     prompt: str
@@ -90,6 +121,7 @@ class Asked:
     closed: bool
     turn: int
     number: int
+    ids: tuple[int, ...] | None = None
 
 
 @define
@@ -109,8 +141,8 @@ class _Contexts:
     def finish(self) -> None:
         first, last = self._open[0], self._open[-1]
         answers = tuple((len(answer.prompt), self._end(answer, last.text)) for answer in self._open)
-        turns = tuple(answer.turn for answer in self._open)
-        self.done.append(Context(last.text, len(last.prompt), answers, turns, first.number))
+        turns, ids = tuple(answer.turn for answer in self._open), tuple(answer.ids for answer in self._open)
+        self.done.append(Context(last.text, len(last.prompt), answers, turns, first.number, ids))
         self._open = []
 
     def _end(self, answer: Asked, text: str) -> int:
@@ -128,12 +160,14 @@ def serve(
     cut: Sequence[bool] = (),
     last_only: bool = False,
     keeps_reasoning: bool = True,
+    generated: Mapping[int, Generated] = MappingProxyType({}),
 ) -> Renderings[Served]:
     """Render the contexts of a conversation that ends with an answer.
 
     eos: the texts of the EOS tokens. cut: for each answer, whether it was cut off, so that its EOS is not learnt.
-    last_only: only the last answer's context. keeps_reasoning: whether earlier reasoning is part of a prompt. Raises
-    Unusable for an answer that does not fit its prompt, or of which the template does not show all.
+    last_only: only the last answer's context. keeps_reasoning: whether earlier reasoning is part of a prompt.
+    generated: the answers whose ids are known, by turn. Raises Unusable for another answer that does not fit its
+    prompt, or of which the template does not show all.
     """
     turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
     if any(cut) and len(cut) != len(turns):
@@ -146,12 +180,19 @@ def serve(
         wanted: list[Rendering] = []
         for turn, _, _ in some:
             wanted.append(Rendering(history[:turn], prompt=True, tools=tools))
-            wanted.append(Rendering([*history[:turn], own[turn]], tools=tools))
-        shown = yield wanted
-        pairs = [(prompt.text, full.text) for prompt, full in zip(shown[::2], shown[1::2], strict=True)]
+            if turn not in generated:
+                wanted.append(Rendering([*history[:turn], own[turn]], tools=tools))
+        shown = iter((yield wanted))
+        pairs = []
+        for turn, _, _ in some:
+            prompt = next(shown).text
+            pairs.append((prompt, prompt + generated[turn].text if turn in generated else next(shown).text))
         probes = yield from _probed(history, own, tools, [turn for turn, _, _ in some], pairs)
         for (turn, number, was_cut), (prompt, full), probe in zip(some, pairs, probes, strict=True):
             check_tools(tools, prompt, history[:turn])
+            if turn in generated:
+                grown.add(Asked(prompt, full, len(full), True, turn, number, generated[turn].ids))
+                continue
             answer = full[len(prompt) :]
             if probe is not None:
                 answer = _answer_behind_header(habits, prompt, full, answers[turn], probe)
@@ -181,6 +222,21 @@ def serve_prompt(habits: Habits, messages: Messages, tools: Tools, keeps_reasoni
     (prompt,) = yield [Rendering(history, prompt=True, tools=tools)]
     check_tools(tools, prompt.text, messages)
     return Rendered(prompt.text, len(prompt.text), ())
+
+
+def calls_text(
+    messages: Messages, calls: Sequence[dict[str, Any]], tools: Tools, eos: Sequence[str]
+) -> Renderings[str]:
+    """Render what an answer of only these calls is after the messages, without EOS; "" if the template fails on it."""
+    answer = {"role": "assistant", "content": [], "tool_calls": list(calls)}
+    with_text = {**answer, "content": [{"type": "text", "text": WORDS}]}
+    prompt = Rendering(messages, prompt=True, tools=tools, may_fail=True)
+    wanted = [Rendering([*messages, each], tools=tools, may_fail=True) for each in (with_text, answer)]
+    before, beside, alone = yield [prompt, *wanted]
+    text = beside.text.rpartition(WORDS)[2]
+    if WORDS not in beside.text:
+        text = alone.text[agreement(before.text, alone.text) :]
+    return text[: _learnt(text, eos)[0]]
 
 
 def as_shown(
