@@ -17,7 +17,7 @@ from attrs import Factory, asdict, define, evolve, field, frozen
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
-from ops.ingest.sample import END_OF_THOUGHT, THINK
+from ops.ingest.sample import THINK
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenSample
@@ -33,7 +33,6 @@ from ops.regenerate_answers.shards import Answer, Key, turns_of
 from ops.tokenize_chat.channels import without_channels
 from ops.tokenize_chat.contexts import SHORT_IDS, as_shown, calls_text
 from ops.tokenize_chat.encode import LAST, ChatEncoder, load_images, num_images, prompt_ids, prompt_sample
-from ops.tokenize_chat.habits import NAME, SHORT_ID, TAG, TOOL, WORDS
 from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Tools
 
 
@@ -130,18 +129,8 @@ class Prompts:
             before = before_same_end(answer.text, written)
             if before is not None:
                 return evolve(answer, text=before.rstrip(), called=True, calls=wanted["tool_calls"])
-        return evolve(answer, called=self._begins_call(answer.text))
-
-    def _begins_call(self, text: str) -> bool:
-        """Whether an answer has the text with which the template begins a call."""
-        function = {"name": NAME, "arguments": {}}
-        asked = {"role": "user", "content": [{"type": "text", "text": WORDS}]}
-        call = {"id": SHORT_ID, "type": "function", "function": function}
-        opening = self._calls_text([asked], [call], [TOOL]).partition(NAME)[0].strip()
-        tag = TAG.match(opening)
-        if tag is not None:
-            return tag[0] in text
-        return bool(opening) and text.rpartition(END_OF_THOUGHT)[2].lstrip().startswith(opening)
+        _, call = self.encoder.habits.markup.parts(answer.text)
+        return evolve(answer, called=call < len(answer.text))
 
     def _calls_text(self, messages: Messages, calls: Sequence[dict[str, Any]], tools: Tools) -> str:
         """What the template writes for calls of an answer after the messages, without EOS; "" if it cannot."""

@@ -168,7 +168,7 @@ class RegenerateAnswers:
     )
     history: History = field(
         default="own",
-        help='what earlier answers a prompt has: the target\'s own ("own"), or the data\'s ("data"), where each answer is '
+        help='earlier answers in a prompt: the target\'s own ("own"), or the data\'s ("data"), and then each answer is '
         "a sample of its own, for data whose calls the target does not repeat",
     )
     tool_results: ToolResults = field(

@@ -24,7 +24,8 @@ from attrs import define, evolve, field, frozen
 from ops.ingest.sample import END_OF_THOUGHT
 from ops.lib.data.sample_account import Unusable
 from ops.tokenize_chat.answer_spans import Rendered
-from ops.tokenize_chat.habits import IN_TEXT, TAG, THOUGHT, WORDS, Habits, Parted, parted, with_thought
+from ops.tokenize_chat.habits import IN_TEXT, THOUGHT, WORDS, Habits, Parted, parted, with_thought
+from ops.tokenize_chat.kinds import TAG
 from ops.tokenize_chat.rendering import agreement
 from ops.tokenize_chat.template import (
     ANSWER_CHANGED,
@@ -188,7 +189,7 @@ def serve(
             pairs.append((prompt, prompt + generated[turn].text if turn in generated else next(shown).text))
         probes = yield from _probed(history, own, tools, [turn for turn, _, _ in some], pairs)
         for (turn, number, was_cut), (prompt, full), probe in zip(some, pairs, probes, strict=True):
-            check_tools(tools, prompt)
+            check_tools(tools, prompt, history[:turn])
             if turn in generated:
                 grown.add(Asked(prompt, full, len(full), True, turn, number, generated[turn].ids))
                 continue
@@ -219,7 +220,7 @@ def serve_prompt(habits: Habits, messages: Messages, tools: Tools, keeps_reasoni
     """Render what a server asks after the messages, without an answer."""
     _, history, _ = as_shown(habits, messages, keeps_reasoning)
     (prompt,) = yield [Rendering(history, prompt=True, tools=tools)]
-    check_tools(tools, prompt.text)
+    check_tools(tools, prompt.text, messages)
     return Rendered(prompt.text, len(prompt.text), ())
 
 
@@ -414,11 +415,19 @@ def _learnt(answer: str, eos: Sequence[str]) -> tuple[int, int]:
     return (place, place + length) if place >= 0 else (len(answer), len(answer))
 
 
-def check_tools(tools: Tools, prompt: str) -> None:
-    """Check that a prompt shows the tools. Raises Unusable."""
+def check_tools(tools: Tools, prompt: str, messages: Messages) -> None:
+    """Check that a prompt shows the tools, and not only calls of them in its messages. Raises Unusable."""
+    called = {call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
     for tool in tools:
-        if tool["function"]["name"] not in prompt:
-            raise Unusable(TOOLS_NOT_SHOWN, f"the tool {tool['function']['name']} is not in the prompt")
+        name, description = tool["function"]["name"], tool["function"].get("description") or ""
+        first_line = description.strip().partition("\n")[0] if name in called else ""
+        if name not in prompt or not any(form in prompt for form in _forms(first_line)):
+            raise Unusable(TOOLS_NOT_SHOWN, f"the tool {name} is not in the prompt")
+
+
+def _forms(text: str) -> set[str]:
+    """A text as it is, and as JSON writes it."""
+    return {text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]}
 
 
 def _check_shown(message: dict[str, Any], answer: Parted, shown: str, habits: Habits) -> None:
@@ -458,8 +467,7 @@ def _lost_calls(message: dict[str, Any], shown: str, others: Sequence[str] = ())
     parts = [*others, *(function["name"] for function in functions), *leaves]
 
     def is_lost(part: str) -> bool:
-        forms = {part, json.dumps(part, ensure_ascii=False)[1:-1], json.dumps(part)[1:-1]}
-        return sum(shown.count(form) for form in forms) < sum(each.count(part) for each in parts)
+        return sum(shown.count(form) for form in _forms(part)) < sum(each.count(part) for each in parts)
 
     for function in functions:
         if is_lost(function["name"]):

@@ -37,6 +37,7 @@ from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.answer_spans import Rendered, render_answers
 from ops.tokenize_chat.contexts import Context, Generated, Served, check_calls, check_tools, serve, serve_prompt
 from ops.tokenize_chat.habits import Habits, around_turns, probe
+from ops.tokenize_chat.kinds import TokenKinds
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.pieces import Figures, Outcome, Tokenized
 from ops.tokenize_chat.template import (
@@ -68,7 +69,8 @@ class Encoded:
 
     rendered: its text. input_ids int64 [S]: with one placeholder per image, until they are replaced. loss_mask bool
     [S]: true for every learnt answer and the EOS that closes it, unless the answer was cut. loss_tokens: their number.
-    prompt_tokens: tokens up to the end of the last answer's generation prompt.
+    prompt_tokens: tokens up to the end of the last answer's generation prompt. answers: as in TokenSample. kinds uint8
+    [loss_tokens]: of the learnt tokens of a context, None of others.
     """
 
     rendered: Rendered
@@ -76,6 +78,8 @@ class Encoded:
     loss_mask: Tensor
     loss_tokens: int
     prompt_tokens: int
+    answers: tuple[tuple[int, int], ...] = ()
+    kinds: Tensor | None = None
 
 
 Images = Sequence[ImageChunk] | Seen  # of a sample: of Qwen's processor, or of another
@@ -114,6 +118,15 @@ class ChatEncoder:
     def habits(self) -> Habits:
         """What the template does with reasoning and calls."""
         return self.template.finish(probe(self.template.thinks))
+
+    @cached_property
+    def kinds(self) -> TokenKinds:
+        """Gives the tokens of an answer their kinds."""
+
+        def decode(ids: Sequence[int]) -> str:
+            return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+        return TokenKinds(self.habits.markup, decode, self.processor.eos_token_ids)
 
     @cached_property
     def eos_texts(self) -> tuple[str, ...]:
@@ -265,7 +278,7 @@ class ChatEncoder:
     def _rendered(self, messages: Messages, tools: Tools = ()) -> Renderings[Rendered]:
         self._check(messages, tools)
         rendered = yield from render_answers(self.template.has_marks, messages, self.last_only, tools)
-        check_tools(tools, rendered.text[: rendered.prompt_end])
+        check_tools(tools, rendered.text[: rendered.prompt_end], messages)
         return rendered
 
     def encode_context(self, messages: Messages, context: Context) -> Encoded:
@@ -329,18 +342,21 @@ class ChatEncoder:
         asked = len(ids)
         ids = np.append(ids, np.array(context.generated[-1] or (), dtype=np.int64))
         self._check_placeholders(ids, messages, images)
-        mask = np.zeros(len(ids), dtype=bool)
-        first = 0
-        for (start, end), own in zip(context.answers, context.generated, strict=True):
+        kinds = np.zeros(len(ids), dtype=np.uint8)
+        answers = []
+        spans = zip(context.answers, context.generated, strict=True)
+        for turn, ((start, end), own) in enumerate(spans, context.number - 1):
             first = asked if start == len(context.tokenized) else _token_at(tokens, start, context.text)
             behind = len(ids)
             if own is not None:
                 behind = first + len(own)
             elif end is not None and end < len(context.text):
                 behind = _token_at(tokens, end, context.text)
-            mask[first:behind] = True
-        loss_tokens = int(np.count_nonzero(mask))
-        return Encoded(context, torch.from_numpy(ids), torch.from_numpy(mask), loss_tokens, first)
+            kinds[first:behind] = self.kinds.of(ids[first:behind].tolist())
+            answers.append((first, turn))
+        mask, learnt = kinds > 0, torch.from_numpy(kinds[kinds > 0])
+        pair = torch.from_numpy(ids), torch.from_numpy(mask)
+        return Encoded(context, *pair, len(learnt), first, tuple(answers), learnt)
 
     def prompt(self, messages: Messages, sample_id: str | None = None, tools: Tools = ()) -> Tensor:
         """The target's input for answering `messages`, int64 [S], with one placeholder per image. Raises as
@@ -352,7 +368,7 @@ class ChatEncoder:
         """The same, with its text and without an answer. Raises as `encode`."""
         self.template.check(messages, tools)
         text = self.template.render(messages, prompt=True, sample_id=sample_id, tools=tools)
-        check_tools(tools, text)
+        check_tools(tools, text, messages)
         _check_characters(text)
         return self._prompt(messages, Rendered(text, len(text), ()))
 
@@ -363,7 +379,9 @@ class ChatEncoder:
         self.template.check(messages, tools)
         rendered = self.template.finish(serve_prompt(self.habits, messages, tools, keeps_reasoning), sample_id)
         _check_characters(rendered.text)
-        return self._prompt(messages, rendered)
+        prompt = self._prompt(messages, rendered)
+        before = sum(message["role"] == "assistant" for message in messages)
+        return evolve(prompt, answers=((prompt.prompt_tokens, before),))
 
     def _prompt(self, messages: Messages, rendered: Rendered, images: Seen | None = None) -> Encoded:
         ids = np.array(self._tokenizer.encode(rendered.text, add_special_tokens=False).ids, dtype=np.int64)
@@ -375,7 +393,8 @@ class ChatEncoder:
         rendered = _expanded(encoded.rendered, self.processor.image_token, images.texts)
         _check_characters(rendered.text)
         if not rendered.answers:
-            return self._prompt(messages, rendered, images)
+            prompt = self._prompt(messages, rendered, images)
+            return evolve(prompt, answers=tuple((prompt.prompt_tokens, turn) for _, turn in encoded.answers))
         [tokens] = self._tokenized([rendered])
         return self._encoded(messages, cut, rendered, tokens, images)
 
@@ -511,6 +530,9 @@ def tokenize_rows(
         check_length(len(encoded.input_ids), config.max_length)
         check_loss_tokens(encoded.loss_tokens, config.min_loss_tokens)
         sample = _with_images(row, row["id"], messages, cut, encoded, folder, encoder, config.max_length)
+        sample = evolve(
+            sample, answers=(), kinds=None
+        )  # an answer in its own ids has them, and others of its shard not
         return Tokenized((sample,), (len(messages) - 1,), _generated_figures(messages, encoded, encoder))
 
     def served(row: dict[str, Any], messages: Messages, _cut: Sequence[bool], found: Served) -> Tokenized:
@@ -657,15 +679,11 @@ def conversation_of(sample_id: str) -> str:
     return sample_id.rpartition("@")[0]
 
 
-def asked(sample: TokenSample, row: Mapping[str, Any], config: Any) -> Messages:
-    """The messages before a sample's last answer. config: of the node that tokenised it."""
+def asked(sample: TokenSample, row: Mapping[str, Any]) -> Messages:
+    """The messages before a sample's last answer."""
     messages = up_to_last_answer(row["messages"])
-    if getattr(config, "contexts", "whole") == "whole" or LAST in (config.train_on, row.get("learnt")):
-        return messages[:-1]
     turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
-    first = 1 if sample.id == row["id"] else int(sample.id.rpartition("@")[2])
-    learnt = int((sample.loss_mask[1:] & ~sample.loss_mask[:-1]).sum())  # answers, since a header is before each
-    return messages[: turns[first + learnt - 2]]
+    return messages[: turns[sample.answers[-1][1]]] if sample.answers else messages[:-1]
 
 
 def check_length(tokens: int, max_length: int) -> None:
@@ -799,19 +817,24 @@ def with_seen(sample_id: str, encoded: Encoded, images: Seen) -> TokenSample:
     """The sample of a conversation whose text has what stands for its images."""
     tokens = encoded.prompt_tokens
     pixel_values, grids = _no_images(0)
+    mask, kinds = encoded.loss_mask, _placed_kinds(encoded, encoded.loss_mask)
     return TokenSample(
-        sample_id, "image", encoded.input_ids, encoded.loss_mask, pixel_values, grids, tokens, images.stored
+        sample_id, "image", encoded.input_ids, mask, pixel_values, grids, tokens, images.stored, encoded.answers, kinds
     )
 
 
 def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], processor: Processor) -> TokenSample:
     """The sample with each image's placeholder replaced by the image's tokens, which are not learnt."""
-    ids, mask, prompt_tokens = encoded.input_ids, encoded.loss_mask, encoded.prompt_tokens
+    ids, mask, prompt_tokens, answers = encoded.input_ids, encoded.loss_mask, encoded.prompt_tokens, encoded.answers
     pixel_values, grids = _no_images(processor.patch_dim)
     if images:
         assert processor.image_token_id is not None  # no ImageChunk is made without
-        prompted = int((ids[:prompt_tokens] == processor.image_token_id).sum())
-        prompt_tokens += sum(image.num_tokens - 1 for image in images[:prompted])
+        is_image = encoded.input_ids == processor.image_token_id
+
+        def moved(place: int) -> int:
+            return place + sum(image.num_tokens - 1 for image in images[: int(is_image[:place].sum())])
+
+        prompt_tokens, answers = moved(prompt_tokens), tuple((moved(start), turn) for start, turn in answers)
         chunks = place_images(ids, mask, processor.image_token_id, images)
         placed = concatenate(chunks, processor.patch_dim)
         ids, mask = placed.input_ids, placed.loss_mask
@@ -824,7 +847,18 @@ def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], 
         pixel_values=pixel_values,
         image_grid_thw=grids,
         prompt_tokens=prompt_tokens,
+        answers=answers,
+        kinds=_placed_kinds(encoded, mask),
     )
+
+
+def _placed_kinds(encoded: Encoded, loss_mask: Tensor) -> Tensor | None:
+    """The kinds of all tokens of a conversation with its images in place, uint8 [S]."""
+    if encoded.kinds is None:
+        return None
+    kinds = torch.zeros(len(loss_mask), dtype=torch.uint8)
+    kinds[loss_mask] = encoded.kinds
+    return kinds
 
 
 @lru_cache

@@ -91,7 +91,12 @@ class Piece:
             if isinstance(each, Unusable)
             else {
                 "samples": [
-                    {"id": sample.id, "category": sample.category, "prompt_tokens": sample.prompt_tokens}
+                    {
+                        "id": sample.id,
+                        "category": sample.category,
+                        "prompt_tokens": sample.prompt_tokens,
+                        "answers": sample.answers,
+                    }
                     for sample in each.samples
                 ],
                 "turns": each.turns,

@@ -176,7 +176,8 @@ def test_what_a_template_loses_of_an_answer_drops_the_sample_by_its_name(folder,
 
 
 def test_a_reasoning_that_no_answer_shows_is_left_out(folder):
-    silent = encoder(folder, TOOLS.replace("if message.reasoning_content", "if false"))
+    before, _, behind = TOOLS.partition("        {%- if message.reasoning_content %}\n")
+    silent = encoder(folder, before + behind.partition("{%- endif %}\n")[2])
     assert silent.habits.reasoning is None
     assert [f"{PARIS}<|im_end|>", "Sunny.<|im_end|>"] == served(silent, THOUGHTFUL, [W])
 
