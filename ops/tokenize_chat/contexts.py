@@ -109,14 +109,13 @@ class Served:
 
 @frozen
 class Asked:
-    """An answer and the prompt that it follows.
+    """An answer in a text: the ends of the prompt that it follows, and of what is learnt.
 
-    end: of what is learnt, in `text`. closed: whether an EOS ends there. turn, number: of the message and the answer.
-    ids: of the answer, if they are known.
+    closed: whether an EOS ends there. turn, number: of the message and the answer. ids: of the answer, if they are
+    known.
     """
 
-    prompt: str
-    text: str
+    prompt_end: int
     end: int
     closed: bool
     turn: int
@@ -126,23 +125,25 @@ class Asked:
 
 @define
 class _Contexts:
-    """Contexts as they grow, answer by answer."""
+    """Contexts as they grow, answer by answer. Of the open one, only the text up to its last answer is kept."""
 
     eos: Sequence[str]
     done: list[Context] = field(factory=list)
     _open: list[Asked] = field(factory=list)
+    _text: str = ""
 
-    def add(self, answer: Asked) -> None:
-        last = self._open[-1] if self._open else None
-        if last is not None and not answer.prompt.startswith(last.text[: last.end]):
+    def add(self, answer: Asked, text: str) -> None:
+        """Add an answer, with its prompt and itself as `text`."""
+        if self._open and not text.startswith(self._text[: self._open[-1].end], 0, answer.prompt_end):
             self.finish()
         self._open.append(answer)
+        self._text = text
 
     def finish(self) -> None:
         first, last = self._open[0], self._open[-1]
-        answers = tuple((len(answer.prompt), self._end(answer, last.text)) for answer in self._open)
+        answers = tuple((answer.prompt_end, self._end(answer, self._text)) for answer in self._open)
         turns, ids = tuple(answer.turn for answer in self._open), tuple(answer.ids for answer in self._open)
-        self.done.append(Context(last.text, len(last.prompt), answers, turns, first.number, ids))
+        self.done.append(Context(self._text, last.prompt_end, answers, turns, first.number, ids))
         self._open = []
 
     def _end(self, answer: Asked, text: str) -> int:
@@ -191,7 +192,7 @@ def serve(
         for (turn, number, was_cut), (prompt, full), probe in zip(some, pairs, probes, strict=True):
             check_tools(tools, prompt, history[:turn])
             if turn in generated:
-                grown.add(Asked(prompt, full, len(full), True, turn, number, generated[turn].ids))
+                grown.add(Asked(len(prompt), len(full), True, turn, number, generated[turn].ids), full)
                 continue
             answer = full[len(prompt) :]
             if probe is not None:
@@ -202,13 +203,13 @@ def serve(
             words, end = _learnt(answer, eos)
             grown.add(
                 Asked(
-                    prompt,
-                    prompt + answer,
+                    len(prompt),
                     len(prompt) + (words if was_cut else end),
                     closed=was_cut or words < end,
                     turn=turn,
                     number=number,
-                )
+                ),
+                prompt + answer,
             )
             empty += not answers[turn].thought and habits.begins_empty(answer)
             removed += habits.reasoning is None and bool(answers[turn].thought)
@@ -444,9 +445,13 @@ def _check_shown(message: dict[str, Any], answer: Parted, shown: str, habits: Ha
 def _lost(message: dict[str, Any], answer: Parted, shown: str, habits: Habits) -> Iterator[str]:
     thought = "" if habits.reasoning is None else answer.thought.strip()
     texts = [text.strip() for text in texts_of(answer.message)]
-    if thought not in shown:
+
+    def is_lost(part: str) -> bool:
+        return bool(part) and shown.count(part) < sum(each.count(part) for each in (thought, *texts))
+
+    if is_lost(thought):
         yield "the reasoning"
-    yield from (f"the text {text[:30]!r}" for text in texts if text not in shown)
+    yield from (f"the text {text[:30]!r}" for text in texts if is_lost(text))
     yield from _lost_calls(message, shown, [thought, *texts])
 
 

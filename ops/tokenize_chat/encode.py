@@ -216,9 +216,8 @@ class ChatEncoder:
             prompt = self.encoded_prompt(messages[:-1], sample_id, tools).rendered.text
             text = prompt + generated[last].text
             answer = ((len(prompt), len(text)),)
-            return self.encode_context(
-                messages, Context(text, len(prompt), answer, turns=(last,), generated=(generated[last].ids,))
-            )
+            context = Context(text, len(prompt), answer, turns=(last,), generated=(generated[last].ids,))
+            return evolve(self.encode_context(messages, context), answers=(), kinds=None)  # as of the others here
         if isinstance(encoded, Unusable):
             raise encoded
         return encoded
