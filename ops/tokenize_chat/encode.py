@@ -217,7 +217,7 @@ class ChatEncoder:
             text = prompt + generated[last].text
             answer = ((len(prompt), len(text)),)
             context = Context(text, len(prompt), answer, turns=(last,), generated=(generated[last].ids,))
-            return evolve(self.encode_context(messages, context), answers=(), kinds=None)  # as of the others here
+            return self.encode_context(messages, context)
         if isinstance(encoded, Unusable):
             raise encoded
         return encoded
@@ -529,9 +529,7 @@ def tokenize_rows(
         check_length(len(encoded.input_ids), config.max_length)
         check_loss_tokens(encoded.loss_tokens, config.min_loss_tokens)
         sample = _with_images(row, row["id"], messages, cut, encoded, folder, encoder, config.max_length)
-        sample = evolve(
-            sample, answers=(), kinds=None
-        )  # an answer in its own ids has them, and others of its shard not
+        sample = evolve(sample, answers=(), kinds=None)  # those of an answer in its own ids: the others have none
         return Tokenized((sample,), (len(messages) - 1,), _generated_figures(messages, encoded, encoder))
 
     def served(row: dict[str, Any], messages: Messages, _cut: Sequence[bool], found: Served) -> Tokenized:
