@@ -23,7 +23,7 @@ class Samples(Artifact):
                         "content": [{"type": "text", "text"} | {"type": "image"}]}],
                         "images": [image reference, ...]}; the i-th image part, over all turns, shows images[i];
                         "label" as well, what a right answer says, where the source tells it apart from the answer;
-                        and "topic", the text of the field that `group` names, where a row has it. With tools: "tools" as
+                        and "topic", the text of the field that `group` names, if a row has it. With tools: "tools" as
                         chat templates take them, "tool_calls" of answers, and turns {"role": "tool", "tool_call_id",
                         "name", "content"}; then keys are not sorted. An answer's "reasoning_content" where it has one
     images-00000.bin    packs of encoded images, about 256 MiB each

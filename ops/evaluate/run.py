@@ -52,7 +52,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
     if note := dequantising_note(read_config(stage.inputs["target"].path / "model"), config.dtype):
         stage.warn(note)
     target = Target.load(stage.inputs["target"], stage.device, dtype)
-    encoder = encoder_of(stage, target)
+    encoder = encoder_of(stage.inputs["tokens"], target)
     draft = load_draft(stage.inputs["draft"].path, stage.device, dtype)
     decoder = Decoder(
         target=target,
@@ -76,7 +76,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         trained_block_size=draft.config.block_size,
         answered=answered,
         further=further,
-        kinds=[encoder.kinds.of(result.speculative.tokens) for result in answered.results],
+        kinds=[encoder.kinds.of(result.speculative.tokens).tolist() for result in answered.results],
         enable_thinking=read_json(stage.inputs["tokens"].path / "tokens.json").get("enable_thinking"),
         inputs={name: stage.inputs[name].digest for name in ("draft", "target", "tokens")},
         imported=import_record(stage.inputs["draft"].path),
