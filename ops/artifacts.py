@@ -23,7 +23,7 @@ class Samples(Artifact):
                         "content": [{"type": "text", "text"} | {"type": "image"}]}],
                         "images": [image reference, ...]}; the i-th image part, over all turns, shows images[i];
                         "label" as well, what a right answer says, where the source tells it apart from the answer;
-                        and "topic", the text of the field that `group` names, if a row has it. With tools: "tools" as
+                        and "topic", the text of the field that `group` names, if any. With tools: "tools" as
                         chat templates take them, "tool_calls" of answers, and turns {"role": "tool", "tool_call_id",
                         "name", "content"}; then keys are not sorted. An answer's "reasoning_content" where it has one
     images-00000.bin    packs of encoded images, about 256 MiB each
@@ -44,7 +44,10 @@ class ImageSamples(Artifact):
                         {"type": "text", "text"}]}], "images": [image reference, ...]}, image parts and the
                         optional "label", "topic" and what belongs to tools as in Samples;
                         where the target answered itself also {"finish_reasons": ["stop" | "length", ...],
-                        "answer_tokens": [...]}, one of each per answer
+                        "answer_tokens": [...]}, one of each per answer; such an answer has the ids that the target
+                        generated, "generated_ids", with EOS unless it was cut, and the digest of the tokens that they
+                        mean, "tokenizer", except where a server reports none. "learnt": "last" where only the last
+                        answer is learnt, of an id "ID@K" for the K-th answer of a conversation
     images-00000.bin    the packs of the ingested samples (hard links where the file system allows)
     summary.json        as in Samples, and dropped.csv
     answered.json       where a target answered, how it was asked: {"enable_thinking"}

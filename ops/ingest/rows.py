@@ -229,7 +229,7 @@ def _key_mistake(row: dict[str, Any], key: str) -> str:
         *(name for name in ("split", "system", "label", *answers, *inputs) if is_text and row.get(name) is None),
     ]
     similar = [
-        *(("image", "images") if _is_image(first) and not row_images(row) else ()),
+        *(("image", "images") if is_image(first) and not row_images(row) else ()),
         *(("split",) if first in SPLITS and row.get("split") is None else ()),
         *(("system",) if isinstance(first, str) and row.get("system") is None else ()),
         *(("completion",) if questions == ["prompt"] and first_value(row, answers) is None else ()),
@@ -257,7 +257,8 @@ def _meant_turns(row: dict[str, Any]) -> str:
     return next((f', but "{key}" ({meant})' for key, meant in hints.items() if meant), "")
 
 
-def _is_image(value: Any) -> bool:
+def is_image(value: Any) -> bool:
+    """Whether a value is an image beyond doubt: a text that names one, or bytes."""
     if isinstance(value, str):
         return value.lower().startswith(("data:", "http:", "https:")) or value.lower().endswith(IMAGE_NAMES)
     return isinstance(value, bytes) or (isinstance(value, dict) and isinstance(value.get("bytes"), bytes))

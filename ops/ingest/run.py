@@ -22,6 +22,18 @@ from ops.ingest.rows import CHANNELS, NO_ANSWER, PYTHON_CALLS, WITHOUT_TOOLS
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.source import check_builtin
 from ops.ingest.splits import hash_of, kept_of, split_of
+from ops.ingest.traffic import (
+    CUT,
+    FAILED,
+    FILTERED,
+    LOG_CUT,
+    NO_RESPONSE,
+    NOT_KNOWN,
+    REFUSED,
+    STREAMED,
+    WITH_IMAGES,
+    WITH_TOOLS,
+)
 from ops.lib.data.files import json_line, sample_line, write_json
 from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter
 from ops.lib.data.sample_account import DUPLICATE, NOT_TAKEN, SPLITS, Tally, Unusable
@@ -35,6 +47,13 @@ REMEDIES = {
     NO_ANSWER: "set require_answers = false, and let regenerate_answers answer",
     WITHOUT_TOOLS: 'give each row its "tools", or set default_tools',
     PYTHON_CALLS: 'write the calls as "tool_calls", and the tools as "tools"',
+    NO_RESPONSE: "list the batch's output as a source too; or set require_answers = false, and let regenerate_answers "
+    "answer",
+    **dict.fromkeys(
+        (CUT, FAILED, FILTERED, REFUSED, STREAMED), "set require_answers = false, and let regenerate_answers answer"
+    ),
+    LOG_CUT: "start SGLang with --log-requests-level 3",
+    **dict.fromkeys((WITH_TOOLS, WITH_IMAGES, NOT_KNOWN), "log the requests themselves, with their messages"),
     CHANNELS: 'write the analysis as "reasoning_content", and calls as "tool_calls"',
     **dict.fromkeys((VIDEO, AUDIO), NOT_READ),
 }

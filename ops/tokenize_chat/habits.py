@@ -122,6 +122,13 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, texts)))
 
 
+def around_turns() -> Renderings[list[str]]:
+    """Render what stands around the turns of a conversation that asks for an answer."""
+    conversations = [_say("user")], [_say("system"), _say("user")]
+    shown = yield [Rendering(messages, prompt=True, may_fail=True) for messages in conversations]
+    return [text.text for text in shown]
+
+
 def _say(role: str, text: str = WORDS, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": [{"type": "text", "text": text}] if text else [], **more}
 
