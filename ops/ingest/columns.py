@@ -12,7 +12,7 @@ from typing import Any
 from dsl.errors import shortened
 from ops.ingest.op import Columns
 from ops.ingest.row_forms import form_of, in_turns
-from ops.ingest.rows import ANSWERS, INPUTS, TURNS, turns_mistake
+from ops.ingest.rows import ANSWERS, INPUTS, KEYS, TURNS, turns_mistake
 from ops.ingest.traffic import exchange, is_arrival
 
 FAMILIES = (
@@ -50,7 +50,7 @@ def mapped(row: Row, columns: Columns, question: str, *, is_first: bool) -> tupl
     others = {
         key: value
         for key, value in row.items()
-        if not (key in given or key in given.values() or (key in TEXTS and key not in kept))
+        if not (key in given or (key in KEYS and key in given.values()) or (key in TEXTS and key not in kept))
         and not (key == "images" and "image" in given)
     }
     made = {**others, **{key: row[column] for key, column in given.items() if column in row}}
