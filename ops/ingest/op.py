@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ops.ingest.read import Reading
 
 LABEL = "{label}"
+GROUP = "category"
 
 
 @frozen(kw_only=True)
@@ -36,7 +37,6 @@ class Columns:
     id: str | None = field(default=None, help="of the sample")
     split: str | None = field(default=None, help="train, val or test")
     label: str | None = field(default=None, help="what a right answer says")
-    category: str | None = field(default=None, help="what tau is reported by")
 
     @property
     def given(self) -> dict[str, str]:
@@ -123,6 +123,13 @@ class Ingest:
         help="a JSON file with a list of tools, for samples without any of their own; a conversation that calls tools "
         "and has none is dropped",
     )
+    group: str = field(
+        default=GROUP,
+        keyed_default=False,
+        validator=validators.min_len(1),
+        help='the field of the rows by whose values tau is reported, "source" for example; its text or integer is kept '
+        "with the sample",
+    )
     max_samples: int | None = field(
         default=None,
         validator=validators.optional(validators.ge(1)),
@@ -154,6 +161,8 @@ class Ingest:
             )
         if self.default_tools is not None and is_builtin(self.source):
             raise ValueError("default_tools is for data of your own: the built-in sample has no tools")
+        if self.group != GROUP and is_builtin(self.source):
+            raise ValueError("group is for data of your own: rows of the built-in sample have no further fields")
         if self.columns is not None and is_builtin(self.source):
             raise ValueError("columns is for data of your own: the built-in sample has none")
         if self.columns is not None and not self.columns.given:
@@ -175,6 +184,7 @@ class Ingest:
             answer=self.answer,
             require_answers=self.require_answers,
             default_tools=self.default_tools,
+            group=self.group,
             columns=self.columns,
         )
 

@@ -52,6 +52,7 @@ class Reading:
     answer: str = ""
     require_answers: bool = True
     default_tools: str | None = None
+    group: str = "category"
     columns: Columns | None = None
 
     def names(self) -> list[str]:
@@ -292,6 +293,7 @@ def _rows(
                     reading.finder(record.folder, source.root),
                     require_answers=reading.require_answers,
                     default_tools=tools,
+                    group=reading.group,
                 )
                 if isinstance(sample, RawSample) and sample_id != named:
                     sample = attrs.evolve(sample, draw_id=named)

@@ -377,11 +377,12 @@ def sample_of_row(
     *,
     require_answers: bool = True,
     default_tools: tuple[Tool, ...] = (),
+    group: str = "category",
 ) -> RawSample | DroppedSample:
     """The sample in a well-formed row of turns, with the row's `split`.
 
     require_answers: if false, a conversation without an answer is kept if it ends with the user's turn. default_tools:
-    for a row without any.
+    for a row without any. group: the key of the row's topic.
     """
     try:
         _refuse_other_media(row)
@@ -402,7 +403,7 @@ def sample_of_row(
             placed,
             tuple(map(finder.image, values)),
             label=_label(row),
-            topic=_topic(row),
+            topic=_topic(row, group),
             tools=tools,
             ignored=tuple(ignored),
         )
@@ -420,9 +421,9 @@ def image_values(row: dict[str, Any]) -> Iterator[Any]:
             yield value
 
 
-def _topic(row: dict[str, Any]) -> str | None:
-    """The string or integer of `category`; what groups nothing, such as a list or a long text, is ignored."""
-    value = row.get("category")
+def _topic(row: dict[str, Any], key: str) -> str | None:
+    """The string or integer under a key; what groups nothing, such as a list or a long text, is ignored."""
+    value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return None
     topic = str(value).strip()

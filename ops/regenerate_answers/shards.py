@@ -31,7 +31,8 @@ class Answer:
 
     tokens: their number, including EOS. retokenised_differently: tokenize_chat splits its text into other tokens.
     prompted_differently: a server read other prompt tokens than tokenize_chat gives. reason: why the answer cannot be
-    used, "" if it can.
+    used, "" if it can. ids: the generated tokens, None if a server does not report them. called:
+    whether it calls tools; calls: as in samples, None if they cannot be read, and then they are in the text.
     """
 
     text: str
@@ -41,6 +42,14 @@ class Answer:
     prompted_differently: bool = False
     reason: str = ""
     detail: str = ""
+    ids: list[int] | None = None
+    called: bool = False
+    calls: list[dict[str, Any]] | None = None
+
+    def turn(self) -> dict[str, Any]:
+        """The answer as a message."""
+        content = [{"type": "text", "text": self.text}] if self.text or not self.calls else []
+        return {"role": "assistant", "content": content, **({"tool_calls": self.calls} if self.calls else {})}
 
 
 Key = tuple[str, int]  # the sample's id, and which of its answers, from 0

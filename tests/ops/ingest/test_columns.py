@@ -116,8 +116,8 @@ def test_an_answer_beside_a_prompt_of_its_own_asks_which_is_the_question(tmp_pat
 
 def test_other_keys_come_from_columns_too(tmp_path: Path) -> None:
     rows = [{"q": "1?", "a": "1", "uid": "x7", "fold": "test", "truth": "one", "source": "math"}]
-    columns = Columns(question="q", answer="a", id="uid", split="fold", label="truth", category="source")
-    [row] = read(write_rows(tmp_path, rows), tmp_path, columns=columns)[1]
+    columns = Columns(question="q", answer="a", id="uid", split="fold", label="truth")
+    [row] = read(write_rows(tmp_path, rows), tmp_path, columns=columns, group="source")[1]
     assert ("x7", "test", "one", "math") == (row["id"], row["split"], row["label"], row["topic"])
 
 
