@@ -30,6 +30,7 @@ OWN_PARAMETERS = (
     "stream",
 )
 
+History = Literal["own", "data"]
 ToolResults = Literal["same_name", "same_call", "none"]
 NEEDS_TARGET = Needs(
     "huggingface",
@@ -164,6 +165,11 @@ class RegenerateAnswers:
     )
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", validator=NO_SERVER, help="of the forward pass"
+    )
+    history: History = field(
+        default="own",
+        help='earlier answers in a prompt: the target\'s own ("own"), or the data\'s ("data"), and then each answer is '
+        "a sample of its own, for data whose calls the target does not repeat",
     )
     tool_results: ToolResults = field(
         default="same_name",
