@@ -119,6 +119,8 @@ def test_other_keys_come_from_columns_too(tmp_path: Path) -> None:
     columns = Columns(question="q", answer="a", id="uid", split="fold", label="truth")
     [row] = read(write_rows(tmp_path, rows), tmp_path, columns=columns, group="source")[1]
     assert ("x7", "test", "one", "math") == (row["id"], row["split"], row["label"], row["topic"])
+    [row] = read(write_rows(tmp_path, rows), tmp_path, columns=columns, group="uid")[1]
+    assert ("x7", "x7") == (row["id"], row["topic"])
 
 
 def test_files_without_the_columns_are_read_as_they_are_and_columns_that_no_file_has_are_a_mistake(tmp_path) -> None:
