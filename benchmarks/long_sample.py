@@ -28,6 +28,7 @@ from executor.records.run_record import Record
 
 SLACK = 64 << 20  # bytes
 RESULT_WORDS = 400
+MARKUP_TOKENS = 8  # of a turn, at most
 WORDS = [word for name in sorted(topics) for word in topics[name].split() if "<" not in word]
 TARGETS = {
     "qwen3": {},
@@ -177,15 +178,18 @@ def write_inputs(folder: Path, target: str, tokens: int) -> None:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    each = len(tokenizer(" ".join(WORDS[:RESULT_WORDS]))["input_ids"]) * 1.5
     rows = []
     for split, length in (("train", tokens), ("val", 512), ("test", tokens - 64)):
-        turns, words_each = max(1, int(length * 0.9 / (2 * each))), RESULT_WORDS if length > 4 * each else 20
-        messages = []
-        for turn in range(2 * turns):
-            start = turn * words_each % (len(WORDS) - words_each)
-            text = " ".join(WORDS[start : start + words_each])
-            messages.append({"role": ("user", "assistant")[turn % 2], "content": text})
+        messages, left, first = [], length - 16, 0
+        words = RESULT_WORDS if length > 16 * RESULT_WORDS else 20
+        while left > 0:
+            pair = [" ".join(WORDS[start : start + words]) for start in (first, first + words)]
+            first = (first + 2 * words) % (len(WORDS) - 2 * words)
+            left -= sum(len(tokenizer(text)["input_ids"]) + MARKUP_TOKENS for text in pair)
+            messages += [
+                {"role": role, "content": text} for role, text in zip(("user", "assistant"), pair, strict=True)
+            ]
+        del messages[-2:]  # what no longer fits
         rows.append({"id": split, "split": split, "messages": messages})
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
