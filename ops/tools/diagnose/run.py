@@ -33,6 +33,7 @@ from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
+from ops.lib.forecasts import TargetStated
 from ops.lib.target.model import Target, check_images_fit, check_tokens_fit
 from ops.tools.diagnose.bench import Bench, Setting, spread_samples, tau_of
 from ops.tools.diagnose.chain import Chain
@@ -147,17 +148,24 @@ def diagnose(
     explains a low tau is a cause: its level is then "info". What is wrong at any tau remains a cause.
 
     prompts: the number of held-out prompts to decode, and of training prompts. Fewer are decoded if they would take
-    more than `budget` seconds since `begun` (default: now), but at least LEAST_PROMPTS. Raises DataError if nothing of
-    the draft can be loaded or fits the target, logits are not finite, or no split has a prompt.
+    more than `budget` seconds since `begun` (default: now), but at least LEAST_PROMPTS. A target whose results padding
+    changes decodes them one by one. Raises DataError if nothing of the draft can be loaded or fits the target, the
+    target does not verify drafts, logits are not finite, or no split has a prompt.
     """
     device = "cuda" if torch.cuda.is_available() and chain.device != "cpu" else "cpu"
     steps, begun = Steps(report), time.monotonic() if begun is None else begun
     steps.begin(TARGET)
+    stated = TargetStated.read(chain.target.path, chain.target.digest)
+    if stated.verifying_mistake:
+        raise DataError(f"{chain.node}: {stated.verifying_mistake}")
+    if stated.unbatched_reason:
+        steps.part(stated.unbatched_reason)
+    at_once = 1 if stated.unbatched_reason else chain.batch_size
     target = Target.load(chain.target, device, getattr(torch, chain.dtype))
     split, held_out = _held_out(chain, target, prompts)
     trained, weights = trained_of(chain.draft, chain.training, chain.target)
     exported, of_export = loadable(chain.draft, target.info, trained, weights, again)
-    bench = Bench(target, weights, DecodeSettings(chain.max_new_tokens), chain.batch_size, steps.part)
+    bench = Bench(target, weights, DecodeSettings(chain.max_new_tokens), at_once, steps.part)
     steps.begin(EXPORT)
     loading = time.monotonic() - begun
     count, seconds = affordable(bench, exported, held_out, budget - loading)
