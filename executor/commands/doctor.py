@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Exit code 1 where dflow cannot run at all, something is damaged, the backends disagree, or a check of the target
-    fails; 2 where the file has mistakes. A library that only some ops need does not change it.
+    fails at any length; 2 where the file has mistakes. A library that only some ops need does not change it.
     """
     _refuse_unused(options)
     if options.verify is not None:
@@ -258,7 +258,7 @@ def _probe_target(options: argparse.Namespace) -> int:
         print_lines(f"{options.target}: {config['model_type']}, measured on {probe.on}")
         for name, result, what in probe.rows():
             print_lines(f"{name:12} {result:6} {what}")
-    return FAILED if probe.failed else OK
+    return OK if probe.is_usable else FAILED
 
 
 def _compare_backends(options: argparse.Namespace) -> int:

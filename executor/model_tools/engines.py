@@ -16,6 +16,7 @@ from dsl.errors import ConfigError, DataError
 from executor.model_tools.served import ServedRun
 from ops.lib.data.files import read_json
 from ops.lib.drafts.algorithms import plain
+from ops.lib.drafts.backbone.contract import range_warnings
 from ops.lib.sglang import serve_command as sglang_command
 from ops.lib.sglang.model_classes import served_class, unserved
 from ops.lib.sglang.serve_command import REFUSAL, Address, Served
@@ -85,8 +86,8 @@ class Engine(ABC):
 
     def warnings(self, run: ServedRun) -> Sequence[str]:
         """What the command cannot tell the engine."""
-        warning = run.of_embedding.get(self.name)
-        return [] if warning is None else [warning]
+        of_range = range_warnings(read_json(run.target / "config.json"))
+        return [found[self.name] for found in (run.of_embedding, of_range) if self.name in found]
 
     def notice(self, run: ServedRun) -> str | None:
         """A note for users about the command, None for none."""

@@ -24,9 +24,7 @@ from ops.lib.sglang.process import context_length
 from ops.lib.sglang.runtime import SglangRuntime
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import read_config, target_info
-from ops.lib.target.sizes import rope_limit
 from ops.lib.training.rank_group import meeting_store
-from ops.lib.vision.family_config import text_part
 
 # What SGLang raises, between parsing arguments and its first allocation, for arguments that it cannot use.
 STARTING_ERRORS = (ValueError, TypeError, AssertionError, AttributeError, RuntimeError)
@@ -65,9 +63,6 @@ class SglangBackend:
         longest = longest_sample(readers)
         trust = trusts_own_code(target.path / "model", target_info(target))
         check_length(longest, context_length(target.path / "model", trust), "the target's context")
-        limit = rope_limit(text_part(read_config(target.path / "model")))
-        if limit is not None:
-            check_length(longest, limit, "what its RoPE turns by the same angles in every batch,")
         try:
             runtime = SglangRuntime.start(
                 target.path / "model",

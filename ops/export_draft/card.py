@@ -13,7 +13,7 @@ from attrs import Factory, frozen
 
 from ops.lib.drafts.algorithms import NO_SERVER, Algorithm, name_and_fields, plain
 from ops.lib.drafts.backbone.config import SCALES, DraftConfig, to_serving
-from ops.lib.drafts.backbone.contract import SGLANG, embedding_warnings
+from ops.lib.drafts.backbone.contract import SGLANG, embedding_warnings, range_warnings
 from ops.lib.drafts.backbone.serving_contract import SPECULATORS
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command, shell_line
 from ops.lib.sglang.version import either
@@ -180,6 +180,9 @@ def _serving(facts: CardFacts) -> str:
             "The features of the training were captured by SGLang with "
             f"`{shell_line(served.captured_flags, {})}`; without that the target computes something else."
         )
+    of_range = range_warnings(facts.target_config)
+    shown = ("SGLang", "vLLM") if SPECULATORS in facts.formats else ("SGLang",)
+    text += [f"With {engine}: {of_range[engine]}." for engine in shown if engine in of_range]
     if facts.target["vision"] and facts.imported is None:
         engines = "Both engines use" if SPECULATORS in facts.formats else "SGLang uses"
         text.append(

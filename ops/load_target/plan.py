@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ops.lib.target.checkpoint_check import (
     date_mistakes,
     ends_mistakes,
     loading_mistakes,
+    running_mistake,
     template_notes,
 )
 from ops.lib.target.checkpoint_files import WEIGHTS
@@ -25,23 +27,60 @@ from ops.lib.vision.family_config import with_defaults
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR, image_settings, lacks_image_processor
 from ops.load_target.op import LoadTarget
 
+LARGE = 1_000_000_000  # bytes of weights whose measuring is announced
 TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
 
 
 def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
-    """Estimate disk by the sizes of the weights' files. Raises DataError without a config.json that has the sizes."""
+    """Estimate disk by the sizes of the weights' files, and the memory of what is measured.
+
+    Raises DataError without a config.json that has the sizes.
+    """
     if context.artifact is not None:
         return Estimate(forecast=TargetForecast.made(context.artifact, context.identity))
     directory = Path(config.checkpoint)
     found = find_config(config.checkpoint, config.revision, context.root)
     target = TargetForecast.of(found, directory, **_ids(config), identity=context.identity)
+    memory, notes = _measuring(target, directory if directory.is_dir() else None)
     if directory.is_dir():
         size = sum(file.stat().st_size for pattern in WEIGHTS for file in directory.glob(pattern))
-        return Estimate(disk={"checkpoint": size}, forecast=target, notes=_notes(config))
+        notes = (*notes, *_notes(config))
+        return Estimate(memory=memory, disk={"checkpoint": size}, forecast=target, notes=notes)
     size = (target.sizes.parameters + target.sizes.mtp) * ITEM_SIZES[dtype_of(target.config)]
     bound = "at most " if method_of(target.config) else ""  # what is quantised is known by the files only
     note = f"the download needs another {bound}{shown_bytes(size)} in Hugging Face's cache ({hub_cache()})"
-    return Estimate(disk={"checkpoint": size}, notes=(note,), forecast=target)
+    return Estimate(memory=memory, disk={"checkpoint": size}, notes=(note, *notes), forecast=target)
+
+
+def _measuring(target: TargetForecast, directory: Path | None) -> tuple[dict[str, int], tuple[str, ...]]:
+    """What load_target loads to measure the target: the memory by part, and for LARGE weights a sentence.
+
+    directory: None for a model id.
+    """
+    with suppress(OSError, DataError):  # reported as mistakes of the files
+        if running_mistake(target.config, directory):
+            return {}, ()
+    size = target.sizes.parameters * ITEM_SIZES["float32"]
+    is_loaded = is_measured(size, free_memory())
+    memory = {"weights to measure": size} if is_loaded else {}
+    if size < LARGE:
+        return memory, ()
+    copied = [] if target.config.get("auto_map") else ["a small random copy"]
+    weights = f"its weights, {shown_bytes(size)} in float32"
+    if not is_loaded:
+        weights += ", where half of the free memory holds them: here it does not"
+    return memory, (f"measures what holds of the target on {' and on '.join([*copied, weights])} (docs/targets.md)",)
+
+
+def is_measured(size: int, free: int) -> bool:
+    """Whether so many bytes of weights in float32 are loaded to measure them. free: bytes of the machine's memory."""
+    return size < free / 2
+
+
+def free_memory() -> int:
+    """Bytes of this machine's memory that are free, or can be freed."""
+    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 1 << 40)
 
 
 def _ids(config: LoadTarget) -> dict[str, Any]:

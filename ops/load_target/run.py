@@ -24,6 +24,7 @@ from ops.lib.vision.processor import load_processor
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR
 from ops.lib.vision.template_kinds import read_day, template_warnings, with_day
 from ops.load_target.op import LoadTarget
+from ops.load_target.plan import free_memory, is_measured
 
 
 class UnfitTarget(DataError):
@@ -78,7 +79,7 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
     size = sizes_in(directory, config).parameters * ITEM_SIZES["float32"]
     if mistake := running_mistake(config, directory):
         stage.info(f"the weights are not measured: {mistake}")
-    elif size < free_memory() / 2:
+    elif is_measured(size, free_memory()):
         stage.info(f"measuring {WEIGHTS} of the target, {shown_bytes(size)} in float32")
         try:
             probes.append(probe_weights(Target.from_directory(directory, info), probes[0] if probes else None))
@@ -98,9 +99,3 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
         if found := probe.refusal or probe.warning:
             stage.warn(found)
     return probes
-
-
-def free_memory() -> int:
-    """Bytes of this machine's memory that are free, or can be freed."""
-    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 1 << 40)

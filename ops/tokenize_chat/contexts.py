@@ -5,14 +5,18 @@ answer with the generation prompt. `full` are the messages up to and with the an
 the answer is the rest. Else the template shows history otherwise than it prompted for it, and the answer begins in
 `full` behind its header (`_answer_behind_header`). Then the text is the prompt and the answer, as the target wrote it.
 
+An answer of which the target's ids are known is these ids: nothing of it is rendered, since some templates cannot show
+what their targets write.
+
 An answer whose prompt begins with the text so far continues the same sample; any other begins a new one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -20,7 +24,8 @@ from attrs import define, evolve, field, frozen
 from ops.ingest.sample import END_OF_THOUGHT
 from ops.lib.data.sample_account import Unusable
 from ops.tokenize_chat.answer_spans import Rendered
-from ops.tokenize_chat.habits import IN_TEXT, TAG, THOUGHT, Habits, Parted, parted, with_thought
+from ops.tokenize_chat.habits import IN_TEXT, THOUGHT, WORDS, Habits, Parted, parted, with_thought
+from ops.tokenize_chat.kinds import TAG
 from ops.tokenize_chat.rendering import agreement
 from ops.tokenize_chat.template import (
     ANSWER_CHANGED,
@@ -42,14 +47,29 @@ SHORT_IDS = "call{:05}"
 
 
 @frozen
+class Generated:
+    """An answer as its target generated it. ids: with the EOS unless it was cut. text: theirs."""
+
+    ids: tuple[int, ...]
+    text: str
+
+
+@frozen
 class Context(Rendered):
     """A text as the target reads and writes it. The ends of `answers` are those of what is learnt.
 
-    turns: the message of each answer. number: that of the first answer in its conversation, from 1 on.
+    turns: the message of each answer. number: that of the first answer in its conversation, from 1 on. generated: the
+    ids of each answer, None where they are unknown.
     """
 
     turns: tuple[int, ...] = ()
     number: int = 1
+    generated: tuple[tuple[int, ...] | None, ...] = ()
+
+    @property
+    def tokenized(self) -> str:
+        """The part of the text that is tokenised: without a last answer whose ids are known."""
+        return self.text if self.generated[-1] is None else self.text[: self.prompt_end]
 
     def up_to(self, answers: int) -> Context:
         """The text up to the end of one of its answers."""
@@ -60,6 +80,17 @@ class Context(Rendered):
             prompt_end=start,
             answers=self.answers[:answers],
             turns=self.turns[:answers],
+            generated=self.generated[:answers],
+        )
+
+    def behind(self, answers: int) -> Context:
+        """The same text with the answers behind so many."""
+        return evolve(
+            self,
+            answers=self.answers[answers:],
+            turns=self.turns[answers:],
+            number=self.number + answers,
+            generated=self.generated[answers:],
         )
 
 
@@ -80,7 +111,8 @@ class Served:
 class Asked:
     """An answer in a text: the ends of the prompt that it follows, and of what is learnt.
 
-    closed: whether an EOS ends there. turn, number: of the message and the answer.
+    closed: whether an EOS ends there. turn, number: of the message and the answer. ids: of the answer, if they are
+    known.
     """
 
     prompt_end: int
@@ -88,6 +120,7 @@ class Asked:
     closed: bool
     turn: int
     number: int
+    ids: tuple[int, ...] | None = None
 
 
 @define
@@ -109,8 +142,8 @@ class _Contexts:
     def finish(self) -> None:
         first, last = self._open[0], self._open[-1]
         answers = tuple((answer.prompt_end, self._end(answer, self._text)) for answer in self._open)
-        turns = tuple(answer.turn for answer in self._open)
-        self.done.append(Context(self._text, last.prompt_end, answers, turns, first.number))
+        turns, ids = tuple(answer.turn for answer in self._open), tuple(answer.ids for answer in self._open)
+        self.done.append(Context(self._text, last.prompt_end, answers, turns, first.number, ids))
         self._open = []
 
     def _end(self, answer: Asked, text: str) -> int:
@@ -128,12 +161,14 @@ def serve(
     cut: Sequence[bool] = (),
     last_only: bool = False,
     keeps_reasoning: bool = True,
+    generated: Mapping[int, Generated] = MappingProxyType({}),
 ) -> Renderings[Served]:
     """Render the contexts of a conversation that ends with an answer.
 
     eos: the texts of the EOS tokens. cut: for each answer, whether it was cut off, so that its EOS is not learnt.
-    last_only: only the last answer's context. keeps_reasoning: whether earlier reasoning is part of a prompt. Raises
-    Unusable for an answer that does not fit its prompt, or of which the template does not show all.
+    last_only: only the last answer's context. keeps_reasoning: whether earlier reasoning is part of a prompt.
+    generated: the answers whose ids are known, by turn. Raises Unusable for another answer that does not fit its
+    prompt, or of which the template does not show all.
     """
     turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
     if any(cut) and len(cut) != len(turns):
@@ -146,12 +181,19 @@ def serve(
         wanted: list[Rendering] = []
         for turn, _, _ in some:
             wanted.append(Rendering(history[:turn], prompt=True, tools=tools))
-            wanted.append(Rendering([*history[:turn], own[turn]], tools=tools))
-        shown = yield wanted
-        pairs = [(prompt.text, full.text) for prompt, full in zip(shown[::2], shown[1::2], strict=True)]
+            if turn not in generated:
+                wanted.append(Rendering([*history[:turn], own[turn]], tools=tools))
+        shown = iter((yield wanted))
+        pairs = []
+        for turn, _, _ in some:
+            prompt = next(shown).text
+            pairs.append((prompt, prompt + generated[turn].text if turn in generated else next(shown).text))
         probes = yield from _probed(history, own, tools, [turn for turn, _, _ in some], pairs)
         for (turn, number, was_cut), (prompt, full), probe in zip(some, pairs, probes, strict=True):
-            check_tools(tools, prompt)
+            check_tools(tools, prompt, history[:turn])
+            if turn in generated:
+                grown.add(Asked(len(prompt), len(full), True, turn, number, generated[turn].ids), full)
+                continue
             answer = full[len(prompt) :]
             if probe is not None:
                 answer = _answer_behind_header(habits, prompt, full, answers[turn], probe)
@@ -179,8 +221,27 @@ def serve_prompt(habits: Habits, messages: Messages, tools: Tools, keeps_reasoni
     """Render what a server asks after the messages, without an answer."""
     _, history, _ = as_shown(habits, messages, keeps_reasoning)
     (prompt,) = yield [Rendering(history, prompt=True, tools=tools)]
-    check_tools(tools, prompt.text)
+    check_tools(tools, prompt.text, messages)
     return Rendered(prompt.text, len(prompt.text), ())
+
+
+def calls_text(
+    habits: Habits, eos: Sequence[str], messages: Messages, calls: Sequence[dict[str, Any]], tools: Tools
+) -> Renderings[str]:
+    """Render what an answer of only these calls is after the messages, without EOS; "" if the template fails on it."""
+    answer = {"role": "assistant", "content": [], "tool_calls": list(calls)}
+    with_text = {**answer, "content": [{"type": "text", "text": WORDS}]}
+    prompt, *wanted = (
+        as_shown(habits, each, True)[1] for each in (messages, [*messages, with_text], [*messages, answer])
+    )
+    before, beside, alone = yield [
+        Rendering(prompt, prompt=True, tools=tools, may_fail=True),
+        *(Rendering(each, tools=tools, may_fail=True) for each in wanted),
+    ]
+    text = beside.text.rpartition(WORDS)[2]
+    if WORDS not in beside.text:
+        text = alone.text[agreement(before.text, alone.text) :]
+    return text[: _learnt(text, eos)[0]]
 
 
 def as_shown(
@@ -359,11 +420,19 @@ def _learnt(answer: str, eos: Sequence[str]) -> tuple[int, int]:
     return (place, place + length) if place >= 0 else (len(answer), len(answer))
 
 
-def check_tools(tools: Tools, prompt: str) -> None:
-    """Check that a prompt shows the tools. Raises Unusable."""
+def check_tools(tools: Tools, prompt: str, messages: Messages) -> None:
+    """Check that a prompt shows the tools, and not only calls of them in its messages. Raises Unusable."""
+    called = {call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
     for tool in tools:
-        if tool["function"]["name"] not in prompt:
-            raise Unusable(TOOLS_NOT_SHOWN, f"the tool {tool['function']['name']} is not in the prompt")
+        name, description = tool["function"]["name"], tool["function"].get("description") or ""
+        first_line = description.strip().partition("\n")[0] if name in called else ""
+        if name not in prompt or not any(form in prompt for form in _forms(first_line)):
+            raise Unusable(TOOLS_NOT_SHOWN, f"the tool {name} is not in the prompt")
+
+
+def _forms(text: str) -> set[str]:
+    """A text as it is, and as JSON writes it."""
+    return {text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]}
 
 
 def _check_shown(message: dict[str, Any], answer: Parted, shown: str, habits: Habits) -> None:
@@ -407,8 +476,7 @@ def _lost_calls(message: dict[str, Any], shown: str, others: Sequence[str] = ())
     parts = [*others, *(function["name"] for function in functions), *leaves]
 
     def is_lost(part: str) -> bool:
-        forms = {part, json.dumps(part, ensure_ascii=False)[1:-1], json.dumps(part)[1:-1]}
-        return sum(shown.count(form) for form in forms) < sum(each.count(part) for each in parts)
+        return sum(shown.count(form) for form in _forms(part)) < sum(each.count(part) for each in parts)
 
     for function in functions:
         if is_lost(function["name"]):

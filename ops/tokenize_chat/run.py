@@ -32,7 +32,7 @@ from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.conflicts import conflicts
 from ops.tokenize_chat.encode import TOO_FEW_LOSS_TOKENS, TOO_LONG, ChatEncoder, tokenize_rows
 from ops.tokenize_chat.op import TokenizeChat
-from ops.tokenize_chat.pieces import SUFFIX, Figures, Outcome, Row, Tokenized, all_pieces, portions, split_rows
+from ops.tokenize_chat.pieces import SUFFIX, Outcome, Row, Tokenized, all_pieces, portions, split_rows
 from ops.tokenize_chat.preview import Preview
 from ops.tokenize_chat.template import (
     MISFITS,
@@ -45,11 +45,14 @@ from ops.tokenize_chat.template import (
 
 REMEDIES = {
     TOO_LONG: "raise max_length, or lower max_pixels",
-    NO_ANSWER: "put regenerate_answers before tokenize_chat, or set prompts_only = true",
+    NO_ANSWER: 'let regenerate_answers answer them before, with answers = "target" and their split in `splits`; or set '
+    "prompts_only = true",
     OTHER_THOUGHT: "set enable_thinking as regenerate_answers has it",
     TOOLS_NOT_SHOWN: "use a template with tools (chat_template), or remove them",
     SPECIAL_IN_TEXT: "remove the tokenizer's special tokens from the texts",
 }
+AS_GENERATED = 'contexts = "served", with the tokenizer of the target that answered, learns them as they were generated'
+OF_CONTEXTS = ("empty_thoughts", "without_reasoning", "left_out", "shortened")  # of Figures
 REPEATED = 3  # times that tokens of a conversation are in its samples without a warning
 FIRST_SAMPLES = 100  # misfits before any sample is kept; more than odd samples in a row
 
@@ -148,6 +151,7 @@ def write_tokens(
             masked, first = masked + len(found), first or next((sample.id for sample in found), None)
         writer.flush(split)
     trial.finish()
+    contexts.report_generated(stage, tally)
     tally.finish(config.max_dropped)
     if masked:
         stage.warn(
@@ -176,7 +180,7 @@ def account(
         tally.drop(outcome.reason, row["id"], outcome.detail)
         trial.dropped(outcome.reason, row["id"], outcome.detail)
         return
-    trial.kept()
+    trial.kept(bool(row.get("tools")))
     tally.keep(row["split"], samples=len(outcome.samples))
     for sample, turn in zip(outcome.samples, outcome.turns, strict=True):
         topic = {"topic": row["topic"]} if "topic" in row else {}
@@ -203,10 +207,17 @@ class ContextCounts:
         self.distinct += max(lengths)
         self.figures.update(asdict(conversation.figures))
 
+    def report_generated(self, stage: Stage, tally: Tally) -> None:
+        """Log how many answers are not learnt as their target generated them, and count them as lost."""
+        generated, others = self.figures["generated"], self.figures["retokenised"]
+        if generated:
+            stage.log({"tokenize/generated": generated, "tokenize/retokenised": others}, step=0)
+        tally.spoilt(others, generated, "are learnt in other tokens than the target generated", AS_GENERATED)
+
     def report(self, stage: Stage) -> None:
         """Log the counts, and warn of what costs or teaches something that nobody may want."""
         repeated = self.tokens / self.distinct
-        figures = {name: self.figures[name] for name in asdict(Figures())}
+        figures = {name: self.figures[name] for name in OF_CONTEXTS}
         shares = {"samples_per_conversation": self.samples / self.conversations, "repeated_tokens": repeated}
         stage.log({f"tokenize/{name}": value for name, value in (shares | figures).items()}, step=0)
         stage.info(
@@ -238,34 +249,39 @@ class TemplateTrial:
     """Decides whether the chat template is usable: a faulty sample is dropped, a faulty template ends the run.
 
     The template is at fault if the first FIRST_SAMPLES samples (or all, if fewer) are misfits and none is kept. Samples
-    dropped for other reasons do not count. Samples come in the order of the rows, so that workers have no influence.
+    dropped for other reasons do not count. The same of samples with tools, if it shows the tools of none. Samples come
+    in the order of the rows, so that workers have no influence.
     """
 
     source: str
     _misfits: int = field(default=0, init=False)
     _served: bool = field(default=False, init=False)
     _first: str = field(default="", init=False)
-    _reasons: set[str] = field(factory=set, init=False)
+    _without_tools: int = field(default=0, init=False)  # samples whose tools it does not show
+    _served_tools: bool = field(default=False, init=False)
 
-    def kept(self) -> None:
+    def kept(self, has_tools: bool) -> None:
         self._served = True
+        self._served_tools |= has_tools
 
     def dropped(self, reason: str, sample_id: str, detail: str) -> None:
         """Note a dropped sample. Raises DataError once the template is at fault."""
+        self._without_tools += reason == TOOLS_NOT_SHOWN
+        if self._without_tools == FIRST_SAMPLES:
+            self.finish()
         if self._served or reason not in MISFITS:
             return
         self._first = self._first or f'sample "{sample_id}": {reason}: {detail}'
         self._misfits += 1
-        self._reasons.add(reason)
         if self._misfits == FIRST_SAMPLES:
             self.finish()
 
     def finish(self) -> None:
         """Judge the template after the last sample. Raises DataError if it is at fault."""
-        if self._reasons == {TOOLS_NOT_SHOWN} and not self._served:
+        if self._without_tools and not self._served_tools:
             raise DataError(
-                f"the chat template of {self.source} shows no tools: none of {self._misfits} samples with tools can be "
-                f"used; {REMEDIES[TOOLS_NOT_SHOWN]}"
+                f"the chat template of {self.source} shows no tools: none of {self._without_tools} samples with tools "
+                f"can be used; {REMEDIES[TOOLS_NOT_SHOWN]}"
             )
         if self._misfits and not self._served:
             raise DataError(
@@ -400,6 +416,7 @@ class ShardWriter:
                     "tokens": len(sample.input_ids),
                     "prompt_tokens": sample.prompt_tokens,
                     "loss_tokens": loss_tokens,
+                    **({"answers": sample.answers} if sample.answers else {}),
                     **named,
                 }
             )

@@ -19,6 +19,8 @@ from attrs import Factory, frozen
 
 from ops.lib.sglang.version import VERSIONS, versions_of
 from ops.lib.target.checkpoint_files import trusts_own_code
+from ops.lib.target.sizes import rope_limit
+from ops.lib.vision.family_config import text_part
 from ops.lib.vision.processor_files import served_pixels
 
 LAUNCHER = "sglang.launch_server"
@@ -63,7 +65,8 @@ class Served:
     pixels: min_pixels and max_pixels of the training's images, both, if they differ from the target's. dtype: of
     weights and cache; SGLang's default would turn a float32 checkpoint into float16. server_args: SGLang's arguments in
     the training's capture, from features.json. versions: those of SGLang that may serve. lacking: whether the target's
-    class in SGLang lacks what DFLASH needs, whatever the model_type says.
+    class in SGLang lacks what DFLASH needs, whatever the model_type says. rope_limit: the tokens of the longest text
+    that was trained on, where the target's RoPE follows the longest text.
     """
 
     model_type: str
@@ -75,6 +78,7 @@ class Served:
     server_args: Mapping[str, Any] = Factory(dict)
     versions: tuple[str, ...] = VERSIONS
     lacking: bool = False
+    rope_limit: int | None = None
 
     @property
     def captured_flags(self) -> list[str]:
@@ -118,6 +122,7 @@ class Served:
             server_args=captured.get("server_args") or {},
             versions=versions_of(engine),
             lacking=not PATCHED_CLASSES.isdisjoint(config.get("architectures") or ()),
+            rope_limit=rope_limit(text_part(config)),
         )
 
 
@@ -167,6 +172,9 @@ def launch_command(
     if served.trust_remote_code:
         command.append("--trust-remote-code")
     command += served.captured_flags
+    if served.rope_limit is not None:  # a pass in which a draft's block is beyond it has other angles for all its texts
+        block = 0 if draft is None else draft.block_size
+        command += ["--context-length", str(served.rope_limit - block)]
     return [*command, "--host", address.host, "--port", str(address.port), *extra]
 
 

@@ -18,9 +18,10 @@ from dsl.files import parse_json
 from ops.lib.data.checkpoint_code import ADAPTER, check_code, check_no_adapter, check_places, check_reads
 from ops.lib.data.files import LARGEST_JSON, check_json_files, read_object
 from ops.lib.target.checkpoint_files import INDEX, SINGLE, check_weights, weight_files
+from ops.lib.target.head_settings import head_settings
 from ops.lib.target.quantised import BY_SGLANG, dequantising_mistake, method_of, numbers_of
 from ops.lib.target.sizes import TargetSizes, check_tables, named_dtype
-from ops.lib.target.stored_weights import StoredTensor, UnknownEnd, find_ends, listed, weights_mistakes
+from ops.lib.target.stored_weights import StoredTensor, UnknownEnd, find_ends, head_bias, listed, weights_mistakes
 from ops.lib.target.token_ids import check_added_tokens, check_ends
 from ops.lib.vision.family_config import check_family_config, check_model_type, is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, processor_mistakes, template_texts
@@ -128,16 +129,20 @@ def sizes_in(directory: Path, config: Mapping[str, Any]) -> TargetSizes:
 
 
 def ends_mistakes(directory: Path, embed_key: str | None, lm_head_key: str | None) -> dict[str, str]:
-    """Why the embedding or the head of a checkpoint without other mistakes is not known, by field of load_target."""
+    """Why the embedding, the head or its bias is not known of a checkpoint without other mistakes, by field of
+    load_target.
+    """
     config = with_defaults(read_object(directory / "config.json"))
     text = text_part(config)
     if not all(isinstance(text[name], int) for name in ("vocab_size", "hidden_size")):
         return {}  # the estimate reports them
+    stored = stored_tensors(directory)
     try:
-        find_ends(directory, config, stored_tensors(directory), embed_key, lm_head_key)
+        ends = find_ends(directory, config, stored, embed_key, lm_head_key)
     except UnknownEnd as error:
         return {error.field: str(error)}
-    return {}
+    mistakes = _raised(head_bias, directory, stored, ends, head_settings(config).bias)
+    return {"checkpoint": mistakes[0]} if mistakes else {}
 
 
 def processor_folder_mistakes(processor: str | None, trust_remote_code: bool = False) -> list[str]:

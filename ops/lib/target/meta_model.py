@@ -11,12 +11,13 @@ import sys
 import torch
 from transformers import AutoConfig
 
+from ops.lib.target.small_copy import with_floats
 from ops.lib.vision.families import family_of
 
 
 def main() -> None:
     """Print {name: shape}; a tied head is not among them."""
-    content = json.load(sys.stdin)
+    content = with_floats(json.load(sys.stdin))
     content.pop("quantization_config", None)
     config = AutoConfig.for_model(**content)
     with torch.device("meta"):

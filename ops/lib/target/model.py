@@ -5,6 +5,7 @@ B batch, S sequence length, R pixel rows, I images, V vocabulary, M hidden size 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,13 +29,15 @@ from ops.lib.target.embedding_and_head import Head, stored_dtype, tensor_files
 from ops.lib.target.head_settings import head_settings
 from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import rope_limit, too_long
-from ops.lib.target.stored_weights import find_ends, head_bias, is_of_model, unexpected_tensors
+from ops.lib.target.stored_weights import find_ends, head_bias, is_of_model, listed, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
 from ops.lib.vision.families import AnyText, AnyVision, Family, Qwen3Vl, VisionFamily, family_of, find_family, is_expert
 from ops.lib.vision.family_config import LEFT_OUT, TIED, is_tied, text_part, with_defaults
 from ops.lib.vision.processor import LOADING_ERRORS
 
+AGAIN = "copy config.json again from the checkpoint's source"
+CODES = re.compile(r"\x1b\[[0-9;]*m")  # of terminals, for colours
 # What torch says of tensors that do not fit together, as images and the tokens for them.
 OF_SIZES = re.compile(r"\b(?:sizes?|shapes?|elements?|dimensions?|images?|tokens?)\b", re.IGNORECASE)
 
@@ -86,12 +89,9 @@ class Target:
             trust_remote_code=trust,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report
         )
-        if report["missing_keys"]:
-            raise DataError(
-                f"{directory}: the files lack {', '.join(sorted(report['missing_keys'])[:5])}, which the model would "
-                "initialise at random; is the checkpoint complete?"
-            )
+        _check_report(directory, content.get("model_type"), report)
         unexpected = sorted(filter(is_of_model, report["unexpected_keys"]))
         if unexpected:
             raise DataError(unexpected_tensors(directory, unexpected))
@@ -112,7 +112,12 @@ class Target:
 
     @property
     def decoder_layers(self) -> nn.ModuleList:
-        return self.model.get_decoder().layers
+        """The layers in their order. Raises DataError for a class that keeps them elsewhere."""
+        decoder = self.model.get_decoder()
+        layers = getattr(decoder, "layers", None)
+        if layers is None:
+            raise DataError(f'dflow cannot find the layers of {type(decoder).__name__}, which has no "layers"')
+        return layers
 
     @property
     def embed_weight(self) -> Tensor:
@@ -237,14 +242,45 @@ class LayerInputs:
 
 
 def _loaded(directory: Path, load: Callable[..., Any], **options: Any) -> Any:
-    """The result of `load` for a directory. Raises DataError where transformers cannot load it."""
+    """The result of `load` for a directory. Raises DataError where transformers cannot load it.
+
+    What transformers logs meanwhile has no codes for terminals.
+    """
+    log = logging.getLogger("transformers.modeling_utils")
+    log.addFilter(_without_codes)
     try:
         return load(directory, **options)
     except LOADING_ERRORS as error:
+        text = " ".join(CODES.sub("", str(error)).split())
+        raise DataError(f"{directory}: transformers cannot load it: {type(error).__name__}: {text}; {AGAIN}") from error
+    finally:
+        log.removeFilter(_without_codes)
+
+
+def _without_codes(record: logging.LogRecord) -> bool:
+    record.msg, record.args = CODES.sub("", record.getMessage()), ()
+    return True
+
+
+def _check_report(directory: Path, kind: Any, report: Mapping[str, Any]) -> None:
+    """Check that the files hold the whole model of a config.json. Raises DataError.
+
+    kind: its model_type. report: what transformers found.
+    """
+    if missing := sorted(report["missing_keys"]):
+        others = sorted(report["unexpected_keys"])
+        remedy = f"is the checkpoint complete, and of the model_type {kind}?"
+        if others:
+            remedy = (
+                f"they have {listed(others)} instead: the model_type {kind} of config.json is probably not theirs; "
+                f"{AGAIN}"
+            )
         raise DataError(
-            f"{directory}: transformers cannot load it: {type(error).__name__}: {error}; copy config.json again from "
-            "the checkpoint's source"
-        ) from error
+            f"{directory}: the files lack {listed(missing)}, which the model would initialise at random; {remedy}"
+        )
+    if different := sorted(report["mismatched_keys"]):
+        shown = listed([f"{name} {list(stored)} (by config.json {list(made)})" for name, stored, made in different])
+        raise DataError(f"{directory}: the files hold other sizes than the {kind} of config.json: {shown}; {AGAIN}")
 
 
 def chosen_attention(family: Family) -> str | None:
@@ -334,14 +370,15 @@ def describe_target(
 
 
 def check_samples_fit(readers: Iterable[TokenReader], target: TargetModel) -> None:
-    """Check that the target can read samples, by `check_tokens_fit` and `check_images_fit`, without loading it.
+    """Check that the target can read samples, by `check_tokens_fit`, `check_images_fit` and `check_lengths_fit`.
 
-    Raises DataError.
+    It is not loaded. Raises DataError.
     """
     info, family = target_info(target), family_of(read_config(target.path / "model"))
     for reader in readers:
         check_tokens_fit(reader.info, info)
         check_images_fit(reader, family)
+        check_lengths_fit(reader, family.text_config)
 
 
 def check_tokens_fit(tokens: Mapping[str, Any], target: Mapping[str, Any]) -> None:
@@ -358,6 +395,15 @@ def check_images_fit(reader: TokenReader, family: Family) -> None:
     """Check that the target can read image samples: it must see, with the same patches. Raises DataError."""
     if any(record["category"] == "image" for record in reader.records):
         check_patches_fit(reader.info, family)
+
+
+def check_lengths_fit(reader: TokenReader, text: Mapping[str, Any]) -> None:
+    """Check that no sample is longer than `rope_limit`. Raises DataError that names them. text: the target's config."""
+    limit = rope_limit(text)
+    beyond = {row["id"]: row["tokens"] for row in reader.records if limit is not None and row["tokens"] > limit}
+    if beyond and limit is not None:
+        names = f"sample{'s' if len(beyond) > 1 else ''} {listed(list(beyond))}"
+        raise DataError(f"{names}: {'up to ' if len(beyond) > 1 else ''}{too_long(max(beyond.values()), limit)}")
 
 
 def check_patches_fit(tokens: Mapping[str, Any], family: Family) -> None:

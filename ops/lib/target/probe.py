@@ -84,9 +84,8 @@ def _probe_copy(config: Mapping[str, Any], seed: int = 0, dtype: torch.dtype = t
         return probe
     target, limit = small_copy(config, seed, dtype, RANGE), rope_limit(text_part(config))
     check = _tried(LENGTHS, lambda: _lengths(target, _texts(target, 0)))
-    if not check.holds and limit is not None:
-        refused = f"texts of more than {limit:,} tokens are refused"
-        check = evolve(check, reason="; ".join(filter(None, (check.reason, refused))))
+    if not check.holds:
+        check = evolve(check, limit=limit)
     return evolve(probe, checks=(*probe.checks, check))
 
 
@@ -125,8 +124,14 @@ def _tried(name: str, check: Callable[[], float]) -> Check:
     try:
         difference = check()
     except MODEL_ERRORS as error:
-        return Check(name, False, reason=f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}")
+        return Check(name, False, reason=_reason(error))
     return Check(name, difference <= TOLERANCE, difference)
+
+
+def _reason(error: Exception) -> str:
+    """What a check raised, in a line; dflow's own errors say all themselves."""
+    text = str(error).partition("\n")[0][:200]
+    return text if isinstance(error, DataError) else f"{type(error).__name__}: {text}"
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:
@@ -157,6 +162,9 @@ def _layers(target: Target, text: list[int]) -> float:
     states = output.hidden_states
     if len(states) != len(layers) + 1:
         raise ValueError(f"{len(states)} hidden states of {len(layers)} layers")
+    expected = [1, len(text), target.hidden_size]
+    if other := next((list(each.shape) for each in whole.values() if list(each.shape) != expected), None):
+        raise ValueError(f"its layers pass on states of shape {other}, and a draft is fed by {expected}")
     return max(
         max(_difference(whole[k], states[k + 1]), _difference(whole[k][:, : len(text) // 2], captured.by_layer[k]))
         for k in range(len(layers) - 1)
@@ -208,8 +216,7 @@ def _verified(target: Target, texts: list[list[int]]) -> list[Check]:
         plain = [plain_answer(target, sample) for sample in samples]
         found = speculated_answers(target, samples, plain)
     except MODEL_ERRORS as error:
-        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-        return [Check(name, False, reason=reason) for name in (BLOCKS, SPECULATION)]
+        return [Check(name, False, reason=_reason(error)) for name in (BLOCKS, SPECULATION)]
     difference = max(each for _, each in found)
     wrong = sum(tokens != answer for (tokens, _), (answer, _) in zip(found, plain, strict=True))
     reason = f"{wrong} of {len(found)} answers are others" if wrong else ""

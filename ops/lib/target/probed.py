@@ -43,13 +43,15 @@ NEEDED = (LAYERS, HEAD)  # without which a target is refused
 @frozen
 class Check:
     """One thing that was tried. difference: the largest, as a share of the largest value; None where it did not come to
-    numbers. reason: what was raised, or differs besides numbers; empty where nothing did.
+    numbers. reason: what was raised, or differs besides numbers; empty where nothing did. limit: the tokens up to which
+    texts are right where only longer ones fail it; None for any other failure.
     """
 
     name: str
     holds: bool
     difference: float | None = None
     reason: str = ""
+    limit: int | None = None
 
     @property
     def sentence(self) -> str:
@@ -58,6 +60,11 @@ class Check:
             return MEANINGS[self.name]
         numbers = "" if self.difference is None else f"they differ by {self.difference:.1%} of the largest value"
         found = "; ".join(part for part in (self.reason, numbers) if part)
+        if self.limit is not None:
+            return (
+                f"texts of up to {self.limit:,} tokens are right; a longer one changes shorter ones of its batch "
+                f"({found}), so texts of more than {self.limit:,} tokens are refused"
+            )
         return f"it does not hold that {MEANINGS[self.name]} ({found}): {LEFT[self.name]}"
 
 
@@ -80,6 +87,11 @@ class Probe:
     @property
     def failed(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if not check.holds)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether all checks hold, if need be for texts up to a limit."""
+        return all(check.limit is not None for check in self.failed)
 
     @property
     def failed_names(self) -> frozenset[str]:
@@ -112,9 +124,15 @@ class Probe:
     def rows(self) -> list[tuple[str, str, str]]:
         """A row for each check: its name, whether it holds, and by how much or why not."""
         return [
-            (check.name, "holds" if check.holds else "FAILS", check.sentence if not check.holds else _rounding(check))
+            (check.name, _result(check), check.sentence if not check.holds else _rounding(check))
             for check in self.checks
         ]
+
+
+def _result(check: Check) -> str:
+    if check.limit is not None:
+        return "limit"
+    return "holds" if check.holds else "FAILS"
 
 
 def _rounding(check: Check) -> str:

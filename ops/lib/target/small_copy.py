@@ -54,6 +54,9 @@ OF_SIZE: Mapping[int, tuple[str, ...]] = {
 SMALL = {name: size for size, names in OF_SIZE.items() for name in names}
 COMPUTED = ("qk_head_dim", "mamba_headdim")  # by the class from the others
 ENDS = "word_embed_proj_dim"  # of OPT: of its embedding and head, where it is not that of its states
+# Numbers that JSON lacks, as transformers saves them in a config.json and only its `from_pretrained` reads back.
+TAG = "__float__"
+UNBOUNDED = {"Infinity": float("inf"), "-Infinity": -float("inf"), "NaN": float("nan")}
 LEFT_OUT = ("quantization_config", "auto_map", "dtype", "torch_dtype", "architectures")
 VISION: Mapping[str, Any] = {
     "depth": 2,
@@ -117,7 +120,7 @@ def small_config(config: Mapping[str, Any], rope_range: int | None = None) -> di
 
     rope_range: positions behind which the angles of some ropes change; default: as in the config.
     """
-    content = {name: value for name, value in config.items() if name not in LEFT_OUT}
+    content = {name: with_floats(value) for name, value in config.items() if name not in LEFT_OUT}
     inner = content.get("text_config")
     kinds = _lists_by_class(content)
     if not inner:
@@ -128,6 +131,16 @@ def small_config(config: Mapping[str, Any], rope_range: int | None = None) -> di
         seeing = content["vision_config"]
         content["vision_config"] = seeing | {name: value for name, value in VISION.items() if name in seeing}
     return content
+
+
+def with_floats(value: Any) -> Any:
+    """A value of a config.json, with the numbers that UNBOUNDED names."""
+    if isinstance(value, Mapping):
+        tagged = value.get(TAG) if len(value) == 1 else None
+        if isinstance(tagged, str) and tagged in UNBOUNDED:
+            return UNBOUNDED[tagged]
+        return {name: with_floats(each) for name, each in value.items()}
+    return [with_floats(each) for each in value] if isinstance(value, list) else value
 
 
 def has_range(config: Mapping[str, Any]) -> bool:

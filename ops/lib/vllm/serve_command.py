@@ -42,6 +42,8 @@ def launch_command(
         command += ["--mm-processor-kwargs", json.dumps(images)]
     if served.trust_remote_code:
         command.append("--trust-remote-code")
+    if served.rope_limit is not None:  # more would give its long angles to every text
+        command += ["--max-model-len", str(served.rope_limit)]
     return [*command, "--host", address.host, "--port", str(address.port), *extra]
 
 

@@ -187,7 +187,9 @@ def measured(target: Target, show: Callable[[str], None] = lambda text: None) ->
     except DataError as error:
         return Measured([f"target: nothing was measured, load_target measures its weights: {error}", *of_template])
     if probe.refusal:
-        raise DataError(f"{target.checkpoint}: this {kind} cannot be a target, {probe.refusal}")
+        raise DataError(
+            f"{target.checkpoint}: this {kind} cannot be a target, {probe.refusal}; choose another: docs/targets.md"
+        )
     if probe.unverified:
         return Measured([f"target: {kind}, {probe.warning}", f"target: {NOT_EVALUATED}", *of_template], False)
     if probe.warning:

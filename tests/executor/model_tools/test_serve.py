@@ -557,6 +557,27 @@ def test_of_vision_towers_in_sglang_those_that_are_not_qwens_are_warned_of_by_na
     assert () == tuple(ENGINES["sglang"].warnings(run))
 
 
+ROPES = {
+    "longrope": {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 4096},
+    "dynamic": {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 4096},
+}
+
+
+@pytest.mark.parametrize("kind", [None, *ROPES])
+def test_requests_are_kept_within_the_first_range_of_a_rope_and_that_is_said(tmp_path, kind):
+    _store, run = found(tmp_path, config=ROPES.get(kind, {"max_position_embeddings": 131_072}))
+    for name, argument, limit in (("sglang", "--context-length", "4092"), ("vllm", "--max-model-len", "4096")):
+        command, warnings = ENGINES[name].command(run, Address(), ()), ENGINES[name].warnings(run)
+        if kind is None:
+            assert (argument in command, [*warnings]) == (False, [])
+            continue
+        assert limit == command[command.index(argument) + 1]
+        (warning,) = warnings
+        assert "beyond 4,096 tokens the target's RoPE turns all texts of a batch by other angles" in warning
+        assert f"{argument} of the command refuses such requests, and must not be raised" in warning
+        assert ("dynamic RoPE" in warning) == (kind == "dynamic" and name == "sglang")
+
+
 def test_the_algorithm_of_a_draft_is_read_from_its_config(tmp_path):
     made = make_artifacts(tmp_path / "made")
     nest = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 4}

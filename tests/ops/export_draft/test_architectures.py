@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,14 +16,14 @@ from dsl.op import Ref
 from ops.artifacts import Draft, DraftCheckpoint, TargetModel
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
-from ops.lib.data.files import write_json
+from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.backbone.config import to_serving
 from ops.lib.drafts.backbone.load import load_draft, random_draft
 from ops.lib.drafts.backbone.serving_contract import check_serving
 from ops.lib.drafts.losses.head import head_cross_entropy
 from ops.lib.drafts.losses.log_probs import token_log_probs
 from ops.lib.target.cache_trial import sample_of
-from ops.lib.target.embedding_and_head import frozen_ends
+from ops.lib.target.embedding_and_head import Head, frozen_ends
 from ops.lib.target.model import Target, complete_config, describe_target, read_config, write_target_json
 from ops.lib.target.small_copy import small_copy
 from ops.lib.vision.family_config import text_part
@@ -37,10 +38,10 @@ NOT_SAVED = ("qwen3_vl_moe",)
 CAUGHT = {"target_layer_ids": list(LAYERS), "mask_token_id": MASK}
 
 
-def saved(kind: str, folder: Path) -> TargetModel:
-    """The artifact of a small random copy of an architecture, as load_target writes it."""
+def saved(kind: str, folder: Path, **fields: Any) -> TargetModel:
+    """The artifact of a small random copy of an architecture, as load_target writes it. fields: of its config.json."""
     model = folder / "target" / "model"
-    small_copy(config_of(kind)).model.save_pretrained(model)
+    small_copy(config_of(kind) | fields).model.save_pretrained(model)
     info = describe_target(model, MASK, [EOS])
     complete_config(model)
     write_target_json(folder / "target", info, {})
@@ -69,11 +70,11 @@ def exported(target: TargetModel, folder: Path) -> Draft:
     return stage.artifact(Draft)
 
 
-def check_ends_and_export(kind: str, folder: Path) -> None:
+def check_ends_and_export(kind: str, folder: Path, **fields: Any) -> Head:
     """In float64 the teacher's logits, log-probabilities and rows are transformers' own; the export passes the static
-    gate.
+    gate. Returns the head.
     """
-    artifact = saved(kind, folder)
+    artifact = saved(kind, folder, **fields)
     target = Target.load(artifact, dtype=torch.float64)
     target.model.set_experts_implementation("eager")  # products of grouped experts do not support float64
     ids_S = torch.arange(11, 40)
@@ -100,9 +101,17 @@ def check_ends_and_export(kind: str, folder: Path) -> None:
     teacher = head.beside(loaded.config.head_settings)
     of_states = head if isinstance(teacher, torch.Tensor) else evolve(teacher, settings=teacher.teacher)
     assert torch.equal(of_states.logits(final_SM), head.logits(final_SM))
+    return head
 
 
 @pytest.mark.filterwarnings("ignore:.*fast path is not available")
 @pytest.mark.parametrize("kind", [kind for kind in (*OFTEN, *OTHERS) if kind not in NOT_SAVED])
 def test_a_draft_of_every_architecture_is_exported_and_taught(kind: str, tmp_path: Path) -> None:
     check_ends_and_export(kind, tmp_path)
+
+
+def test_a_head_that_is_the_embedding_and_has_a_bias_is_taught_and_exported(tmp_path: Path) -> None:
+    head = check_ends_and_export("phi", tmp_path, tie_word_embeddings=True)
+    info = read_json(tmp_path / "target" / "target.json")
+    assert info["tied"] and info["embed_key"] == info["lm_head_key"]
+    assert head.bias_V is not None and 0.1 < float(head.bias_V.abs().max())

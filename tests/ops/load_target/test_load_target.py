@@ -8,6 +8,7 @@ import shutil
 import httpx
 import pytest
 import torch
+from any_targets import any_checkpoint
 from attrs import evolve
 from fake_stage import FakeStage
 from family_checkpoints import FAMILIES, HIDDEN, VOCABULARY, make_checkpoint, picture, token_sample
@@ -22,14 +23,18 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5ForCausalLM, Qwen3Config, Qwen3ForCausalLM, dynamic_module_utils
 
 from dsl.errors import DataError
+from dsl.estimate import PlanContext
+from dsl.launch import Launch
 from ops.artifacts import TargetModel
+from ops.lib.data.files import write_json
 from ops.lib.target import fetch
 from ops.lib.target.checkpoint_files import PROCESSOR, copy_files
 from ops.lib.target.embedding_and_head import frozen_ends
 from ops.lib.target.model import Target, describe_target, target_info, text_config
+from ops.lib.target.probed import COPY, WEIGHTS, kept_probes
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
-from ops.load_target.plan import missing_here
+from ops.load_target.plan import estimate, missing_here
 from ops.load_target.run import load_target
 
 REFUSAL = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
@@ -401,3 +406,57 @@ def test_a_checkpoint_without_tokenizer_is_refused(checkpoint, tmp_path):
         file.unlink()
     with pytest.raises(DataError, match="no tokenizer can be loaded"):
         load(checkpoint, tmp_path)
+
+
+LARGE_LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "free", "expected"),
+    [
+        ({}, 80e9, "on a small random copy and on its weights, 32.1 GB in float32 (docs/targets.md)"),
+        (
+            {},
+            64e9,
+            "on a small random copy and on its weights, 32.1 GB in float32, where half of the free memory holds them: "
+            "here it does not (docs/targets.md)",
+        ),
+        ({"auto_map": {"AutoModel": "own.Own"}}, 80e9, "on its weights, 32.1 GB in float32 (docs/targets.md)"),
+        ({"quantization_config": {"quant_method": "awq"}}, 80e9, None),
+        ({"num_hidden_layers": 1, "vocab_size": 400}, 80e9, None),
+    ],
+)
+def test_a_plan_says_what_is_loaded_to_measure_a_large_target(tmp_path, monkeypatch, fields, free, expected):
+    file = tmp_path / "targets" / "owner" / "name" / f"{40 * 'a'}.json"
+    file.parent.mkdir(parents=True)
+    write_json(file, LARGE_LLAMA | fields)
+    monkeypatch.setattr("ops.load_target.plan.free_memory", lambda: free)
+    context = PlanContext(launch=Launch(), inputs={}, artifact=None, root=tmp_path, free_disk=0)
+    found = estimate(LoadTarget(checkpoint="owner/name", revision=40 * "a"), context)
+    measuring = [note for note in found.notes if "measures" in note]
+    assert ([] if expected is None else [f"measures what holds of the target {expected}"]) == measuring
+    is_loaded = free == 80e9 and "quantization_config" not in fields
+    assert (["weights to measure"] if is_loaded else []) == [*found.memory]
+    if is_loaded and expected:
+        assert 32.1e9 == pytest.approx(found.memory["weights to measure"], rel=1e-3)
+
+
+def test_the_stage_measures_the_weights_exactly_where_a_plan_says_so(tmp_path, monkeypatch):
+    folder = any_checkpoint("llama", tmp_path / "checkpoint")
+    context = PlanContext(launch=Launch(), inputs={}, artifact=None, root=tmp_path, free_disk=0)
+    [size] = estimate(LoadTarget(checkpoint=str(folder)), context).memory.values()
+    for free, measured in ((2 * size, [COPY]), (2 * size + 1, [COPY, WEIGHTS])):
+        for place in ("plan", "run"):
+            monkeypatch.setattr(f"ops.load_target.{place}.free_memory", lambda free=free: free)
+        assert len(measured) - 1 == len(estimate(LoadTarget(checkpoint=str(folder)), context).memory)
+        stage = FakeStage(tmp_path / str(free))
+        load_target(LoadTarget(checkpoint=str(folder)), stage)
+        assert measured == [probe.on for probe in kept_probes(stage.out_dir)]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 import torch
+from any_targets import any_checkpoint
 from fake_stage import FakeStage
 from family_checkpoints import make_checkpoint
 from safetensors.torch import load_file, save_file
 
+from dsl.errors import DataError
 from ops.artifacts import TargetModel
+from ops.lib.data.files import read_json, write_json
 from ops.lib.target import model as target_module
 from ops.lib.target.embedding_and_head import frozen_ends, stored_dtype
-from ops.lib.target.model import Target, place_weights, target_info
+from ops.lib.target.model import Target, describe_target, place_weights, target_info
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 
@@ -91,3 +95,47 @@ def test_a_checkpoint_of_several_dtypes_is_loaded_in_the_one_that_is_asked_for(t
     model = Target.from_directory(folder, info).model
     norm = next(name for name, value in tensors.items() if value.ndim == 1)
     assert torch.equal(tensors[norm], dict(model.named_parameters())[norm])
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (
+            {"intermediate_size": 80},
+            r"other sizes than the llama of config\.json: model\.layers\.0\.mlp\.down_proj\.weight \[64, 96\] \(by "
+            r"config\.json \[64, 80\]\), .* and 15 more; copy config\.json again",
+        ),
+        (
+            {"num_hidden_layers": 7},
+            r"the files lack model\.layers\.6\..* is the checkpoint complete, and of .* llama\?",
+        ),
+        (
+            {"model_type": "opt"},
+            r"the files lack model\.decoder\..* they have model\.embed_tokens\.weight, .* instead: the model_type opt "
+            r"of config\.json is probably not theirs; copy config\.json again",
+        ),
+        ({"hidden_act": "unheard"}, r"transformers cannot load it: KeyError: 'unheard'; copy config\.json again"),
+    ],
+)
+def test_files_of_another_model_than_config_json_names_are_refused_in_a_line(tmp_path, fields, expected):
+    folder = any_checkpoint("llama", tmp_path / "checkpoint")
+    info = describe_target(folder, 7, [3])
+    write_json(folder / "config.json", read_json(folder / "config.json") | fields)
+    with pytest.raises(DataError, match=expected) as caught:
+        Target.from_directory(folder, info)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_transformers_says_while_it_loads_has_no_codes_for_terminals(tmp_path, caplog):
+    bold, red, end = "\x1b[1m", "\x1b[38;5;196m", "\x1b[0m"
+
+    def load(_directory):
+        logging.getLogger("transformers.modeling_utils").warning("%sREPORT%s\nmissing", bold, end)
+        raise ValueError(f"{red}MISSING{end}\n  weights")
+
+    with pytest.raises(DataError, match=r"ValueError: MISSING weights; copy config\.json again"):
+        target_module._loaded(tmp_path, load)
+    assert ["REPORT\nmissing"] == caplog.messages
+    caplog.clear()
+    logging.getLogger("transformers.modeling_utils").warning("%sbefore", bold)
+    assert [f"{bold}before"] == caplog.messages

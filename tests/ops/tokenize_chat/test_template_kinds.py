@@ -133,7 +133,7 @@ def test_a_template_that_writes_the_day_gives_the_same_on_two_days_and_what_temp
 
 def test_the_day_of_a_template_is_warned_of_where_none_is_set_by_plan_init_and_the_node(checkpoint, tmp_path, capsys):
     config = LoadTarget(checkpoint=str(with_template(checkpoint, CLOCK)))
-    [note] = estimate(config, CONTEXT).notes
+    [note] = [note.removeprefix("warning: ") for note in estimate(config, CONTEXT).notes]
     assert "has 2024-07-26, and a server writes the day on which it answers" in note and "template_date" in note
     assert f"target: {note}" in measured(read_target(str(checkpoint))).lines
     server = {"backend": "endpoint", "endpoint": "http://host/v1", "model": "m", "processor": str(checkpoint)}
@@ -203,8 +203,8 @@ def judged(prompts: Prompts, written: str, *earlier: str) -> tuple[Answer, Conve
         conversation.take(Answer(text, "stop", 9))
     encode = prompts.encoder.processor.tokenizer.encode
     tokens = encode(written + "<|return|>", add_special_tokens=False)
-    answer = Answer(prompts.text(tokens[:-1]), "stop", len(tokens))
-    return conversation.judged(answer, lambda messages: prompts.gives(messages, tokens)), conversation
+    answer = Answer(prompts.text(tokens[:-1]), "stop", len(tokens), ids=tokens)
+    return conversation.judged(answer, lambda _: prompts.takes(answer.text, tokens)), conversation
 
 
 @pytest.mark.parametrize("written", [ANALYSIS + FINAL, FINAL], ids=["analysis", "final"])
@@ -214,7 +214,7 @@ def test_the_analysis_of_gpt_oss_is_kept_as_a_thought_and_gives_the_same_tokens(
     assert ("", False) == (answer.reason, answer.retokenised_differently)
     thought = "<think>It is round.\n\nSo a ball.</think>" if written != FINAL else ""
     assert thought + "A ball." == answer.text
-    sent = by_processor.sent(conversation.messages)
+    sent = by_processor.shown(conversation.messages)
     assert ["A cat."] * len(earlier) == [m["content"][0]["text"] for m in sent if m["role"] == "assistant"]
 
 
@@ -245,7 +245,7 @@ def test_the_learnt_stretch_of_gpt_oss_is_all_that_it_writes_by_either_form_of_a
 def test_what_remains_possible_with_thoughts_in_special_tokens_is_said_by_plan_and_at_the_start(
     harmony, by_processor, tmp_path, capsys
 ):
-    [note] = estimate(LoadTarget(checkpoint=str(harmony)), CONTEXT).notes
+    [note] = [note.removeprefix("warning: ") for note in estimate(LoadTarget(checkpoint=str(harmony)), CONTEXT).notes]
     assert "writes answers in channels (gpt-oss)" in note and 'train_on = "last"' in note
     assert [note] == by_processor.warnings
     loaded(harmony, tmp_path / "target")

@@ -14,6 +14,39 @@ from ops.lib.vision.family_config import with_defaults
 PUBLISHED: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 6, "n_routed_experts": 64, "topk_group": 1, "n_group": 1},
     "bamba": {"attn_layer_indices": [9, 18, 27]},
+    "kimi_k2": {  # whose own class is one of DeepSeek V3's sizes
+        "vocab_size": 163_840,
+        "hidden_size": 7168,
+        "intermediate_size": 18_432,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "n_routed_experts": 384,
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 2.827,
+        "norm_topk_prob": True,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "beta_fast": 1.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        "rope_theta": 50_000.0,
+    },
     "granitemoehybrid": {
         "layer_types": [*["mamba"] * 5, "attention", *["mamba"] * 4] * 4,
         "num_hidden_layers": 40,
@@ -26,6 +59,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 4, "num_hidden_layers": 16},
     "qwen2_5_vl": {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
 }
+# Of files whose model_type transformers does not have: the type that their class is.
+TYPE_OF = {"kimi_k2": "deepseek_v3"}
 OFTEN = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "gpt_oss", "glm4", "phi3", "deepseek_v3"),
     *("cohere", "granite"),
@@ -38,40 +73,41 @@ OTHERS = (
     *("minimax_m2", "opt", "gpt_neox", "lfm2", "jamba", "falcon_h1", "helium", "vaultgemma", "persimmon"),
     *("hyperclovax", "afmoe", "nanochat", "solar_open", "cwm", "bitnet", "jais2", "mellum", "diffllama", "jetmoe"),
     *("biogpt", "glm_moe_dsa", "youtu", "qwen3_5_text", "qwen3_5", "qwen3_vl", "qwen3_vl_moe"),
-    *("granitemoehybrid", "bamba"),
+    *("granitemoehybrid", "bamba", "kimi_k2"),
 )
 # Their first states are not rows of the embedding times a scale, which is what a draft of theirs gets all the same.
 OTHER_ROWS = {"nanochat": "they are normalised", "opt": "positions are added", "biogpt": "positions are added"}
 # The first check that fails, and a part of its sentence.
 NOT = {
-    "gpt2": (LAYERS, "'GPT2Model' object has no attribute 'layers'"),
-    "falcon": (LAYERS, "'FalconModel' object has no attribute 'layers'"),
-    "bloom": (LAYERS, "'BloomModel' object has no attribute 'layers'"),
-    "mpt": (LAYERS, "'MptModel' object has no attribute 'layers'"),
-    "llama4_text": (LAYERS, "has no attribute 'layers'"),
-    "gptj": (LAYERS, "'GPTJModel' object has no attribute 'layers'"),
+    "gpt2": (LAYERS, "dflow cannot find the layers of GPT2Model"),
+    "falcon": (LAYERS, "dflow cannot find the layers of FalconModel"),
+    "bloom": (LAYERS, "dflow cannot find the layers of BloomModel"),
+    "mpt": (LAYERS, "dflow cannot find the layers of MptModel"),
+    "llama4_text": (LAYERS, "dflow cannot find the layers of "),
+    "gptj": (LAYERS, "dflow cannot find the layers of GPTJModel"),
     "longcat_flash": (LAYERS, "28 layers, and 4 by its config"),
+    "deepseek_v4": (LAYERS, "its layers pass on states of shape [1, 14, 4, 64], and a draft is fed by [1, 14, 64]"),
     "minimax": (PADDING, "MiniMax uses cache of its own"),
     "nemotron_h": (BLOCKS, "of the largest value"),
     "recurrent_gemma": (PADDING, "of the largest value"),
     "doge": (LAYERS, "of the largest value"),
     "paligemma": (LAYERS, "of the largest value"),
-    "mllama": (LAYERS, "'MllamaForCausalLM' object has no attribute 'layers'"),
-    "gemma3n_text": (LAYERS, "shapes [4, 1, 14, 64] and [4, 1, 7, 64]"),
-    "llama4": (LAYERS, "'Llama4ForCausalLM' object has no attribute 'layers'"),
+    "mllama": (LAYERS, "dflow cannot find the layers of MllamaForCausalLM"),
+    "gemma3n_text": (LAYERS, "its layers pass on states of shape [4, 1, 14, 64]"),
+    "llama4": (LAYERS, "dflow cannot find the layers of Llama4ForCausalLM"),
     "mamba": (LAYERS, "of the largest value"),
     "mamba2": (LAYERS, "of the largest value"),
     "falcon_mamba": (LAYERS, "of the largest value"),
-    "rwkv": (LAYERS, "'RwkvModel' object has no attribute 'layers'"),
-    "xlstm": (LAYERS, "'xLSTMModel' object has no attribute 'layers'"),
+    "rwkv": (LAYERS, "dflow cannot find the layers of RwkvModel"),
+    "xlstm": (LAYERS, "dflow cannot find the layers of xLSTMModel"),
     "zamba2": (BLOCKS, "of the largest value"),
     "aya_vision": (HEAD, "they differ by 93.8% of the largest value"),
-    "bert": (LAYERS, "'BertModel' object has no attribute 'layers'"),
+    "bert": (LAYERS, "dflow cannot find the layers of BertModel"),
     "bart": (LAYERS, "12 layers, and 4 by its config"),
 }
 
 
 def config_of(kind: str) -> dict[str, Any]:
     """The default config of a type, as a complete config.json."""
-    made = AutoConfig.for_model(kind, **PUBLISHED.get(kind, {}))
+    made = AutoConfig.for_model(TYPE_OF.get(kind, kind), **PUBLISHED.get(kind, {}))
     return with_defaults(json.loads(json.dumps(made.to_dict())))

@@ -41,6 +41,8 @@ from ops.lib.drafts.backbone.config import (
     wrong_types,
 )
 from ops.lib.target.head_settings import sglang_embedding_scale, vllm_embedding_scale
+from ops.lib.target.sizes import rope_limit, ropes_of
+from ops.lib.vision.family_config import text_part
 
 SGLANG = "sglang"  # the format of an export that every one has
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # config.json's names -> safetensors'
@@ -232,6 +234,28 @@ def embedding_warnings(config: Mapping[str, Any], target: Mapping[str, Any]) -> 
         for engine, factor in served.items()
         if not isclose(scale, factor, rel_tol=1e-3)
     }
+
+
+def range_warnings(target: Mapping[str, Any]) -> dict[str, str]:
+    """What engines do beyond the first range of a target's RoPE, by the engine's name; empty without such a range.
+
+    target: its config.json.
+    """
+    text = text_part(target)
+    limit = rope_limit(text)
+    if limit is None:
+        return {}
+    beyond = (
+        f"beyond {limit:,} tokens the target's RoPE turns all texts of a batch by other angles, which the draft was "
+        "not trained on: {} of the command refuses such requests, and must not be raised"
+    )
+    found = {"SGLang": beyond.format("--context-length"), "vLLM": beyond.format("--max-model-len")}
+    if any("dynamic" in (rope.get("rope_type"), rope.get("type")) for rope in ropes_of(text)):
+        found["SGLang"] += (
+            ". At any length SGLang turns a dynamic RoPE by other angles than transformers: a draft whose features "
+            "transformers captured has fewer tokens accepted"
+        )
+    return found
 
 
 def training_record(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from any_targets import any_checkpoint
-from architectures import NOT, OFTEN, OTHER_ROWS, OTHERS, config_of
+from architectures import NOT, OFTEN, OTHER_ROWS, OTHERS, PUBLISHED, config_of
 from fake_stage import FakeStage
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
@@ -40,9 +43,10 @@ from ops.lib.target.probed import (
     probe_of_copy,
 )
 from ops.lib.target.sizes import context_length, rope_limit
-from ops.lib.target.small_copy import has_range, small_config, small_copy
-from ops.lib.vision.family_config import QWEN
+from ops.lib.target.small_copy import has_range, small_config, small_copy, with_floats
+from ops.lib.vision.family_config import QWEN, with_defaults
 from ops.load_target.op import LoadTarget
+from ops.load_target.plan import missing_here
 from ops.load_target.run import load_target
 from ops.load_target.show import report
 
@@ -301,6 +305,16 @@ def test_a_hybrid_that_has_mamba_layers_only_is_not_evaluated(
     assert reason in probe.unverified
 
 
+def test_a_limit_without_end_is_read_as_transformers_saves_it() -> None:
+    made = AutoConfig.for_model("granitemoehybrid", **PUBLISHED["granitemoehybrid"])
+    file = with_defaults(json.loads(made.to_json_string(use_diff=False)))
+    assert [0.0, {"__float__": "Infinity"}] == file["time_step_limit"]
+    assert [0.0, float("inf")] == small_config(file)["time_step_limit"]
+    assert (0.0, float("inf")) == small_copy(file).model.config.time_step_limit
+    tagged = {"other": {"__float__": "unknown"}, "more": [{"__float__": "-Infinity"}, {"a": 1, "b": "NaN"}]}
+    assert {**tagged, "more": [-float("inf"), {"a": 1, "b": "NaN"}]} == with_floats(tagged)
+
+
 def test_a_copy_with_experts_runs_in_float64() -> None:
     target = small_copy(config_of("mixtral"), dtype=torch.float64)
     assert torch.float64 == target.embed_weight.dtype
@@ -369,7 +383,11 @@ DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_thet
 def test_a_rope_that_follows_the_longest_text_of_a_batch_is_found_and_right_within_its_first_range() -> None:
     probe = probe_config(phi_with_ranges())
     assert [LENGTHS] == [check.name for check in probe.failed]
-    assert "texts of more than 4,096 tokens are refused" in probe.warning
+    assert probe.is_usable and 4096 == probe.failed[0].limit
+    assert (
+        "texts of up to 4,096 tokens are right; a longer one changes shorter ones of its batch (they" in probe.warning
+    )
+    assert probe == Probe.from_json(probe.to_json())
     assert "" == probe.refusal == probe.unverified
 
 
@@ -429,8 +447,10 @@ def test_a_kind_of_layer_is_copied_wherever_it_stands(
     assert expected == {name: small[name] for name in expected}
 
 
-def test_a_bias_of_the_head_that_settings_do_not_know_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = small_copy(config_of("phi"))
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_bias_of_the_head_that_settings_do_not_know_is_found(monkeypatch: pytest.MonkeyPatch, tied: bool) -> None:
+    target = small_copy(config_of("phi") | {"tie_word_embeddings": tied})
+    assert tied == (target.head_weight is target.embed_weight)
     assert HEAD not in probe_target(target).failed_names
     monkeypatch.setattr("ops.lib.target.model.head_settings", without(HeadSettings()))
     assert {HEAD} == probe_target(target).failed_names
@@ -449,7 +469,9 @@ def test_a_head_whose_logits_are_all_equal_is_refused() -> None:
 
 def test_a_soft_cap_of_nothing_is_refused_by_name(tmp_path: Path) -> None:
     checkpoint = any_checkpoint("gemma2", tmp_path / "gemma2", final_logit_softcapping=0.0)
-    with pytest.raises(DataError, match="final_logit_softcapping is 0, which makes all logits equal: set it to null"):
+    equal = "final_logit_softcapping is 0, which makes all logits equal: set it to null"
+    assert equal in missing_here(LoadTarget(checkpoint=str(checkpoint)))["checkpoint"]
+    with pytest.raises(DataError, match=equal):
         load_target(LoadTarget(checkpoint=str(checkpoint)), FakeStage(tmp_path / "stage", {}))
 
 
@@ -476,5 +498,19 @@ def test_the_bias_of_a_head_is_read_from_its_file_also_beside_a_tied_one(tmp_pat
 
 
 def test_a_stored_bias_of_a_head_without_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"the files hold lm_head\.bias, a bias of the head that dflow does not know"):
+    unknown = r"the files hold lm_head\.bias, a bias of the head that dflow does not know"
+    with pytest.raises(DataError, match=unknown):
         described(tmp_path, "llama")
+    assert re.search(unknown, missing_here(LoadTarget(checkpoint=str(tmp_path / "model")))["checkpoint"])
+
+
+def test_a_head_without_its_bias_is_refused(tmp_path: Path) -> None:
+    checkpoint = any_checkpoint("phi", tmp_path / "phi")
+    assert {} == missing_here(LoadTarget(checkpoint=str(checkpoint), mask_token_id=7))
+    tensors = load_file(checkpoint / "model.safetensors")
+    del tensors["lm_head.bias"]
+    save_file(tensors, checkpoint / "model.safetensors", {"format": "pt"})
+    lacking = "the head of this model has a bias, and no tensor can be it; copy the files again"
+    assert lacking in missing_here(LoadTarget(checkpoint=str(checkpoint), mask_token_id=7))["checkpoint"]
+    with pytest.raises(DataError, match=lacking):
+        describe_target(checkpoint, 7, [3])
