@@ -79,7 +79,7 @@ def _per_pass(
     rows = max(config.batch_size, *config.batch_sizes, 1)
     rows = min(rows, len(CATEGORIES) * (config.max_prompts or rows))
     sizes = PassSizes(target.sizes.text, ITEM_SIZES[config.dtype])
-    context = draft.num_hidden_layers * 2 * draft.num_key_value_heads * draft.head_dim + 3 * draft.hidden_size
+    context = draft.num_hidden_layers * 2 * draft.num_key_value_heads * draft.head_dim + 4 * draft.hidden_size
     parts = sizes.of_batch(rows, longest, len(draft.target_layer_ids))
     parts["cache of chunks"] = 0
     cache = {"cache": sizes.cache(rows * longest)}

@@ -35,7 +35,7 @@ from ops.tokenize_chat.op import TokenizeChat
 
 BUILTIN_IDS: dict[str, Any] = {"eos_token_ids": (2,), "pad_token_id": 0}  # by SPECIAL_TOKENS of builtin.py
 TOKEN_BYTES = 5  # input_ids int32 and loss_mask uint8
-ENCODED_BYTES = 1024  # of a token while its sample is rendered and tokenised, as measured (benchmarks/long_sample.py)
+ENCODED_BYTES = 1536  # of a token while its sample is rendered and tokenised, as measured (benchmarks/long_sample.py)
 MOST_OFFSETS = 64 << 20  # bytes of a shard's offsets
 
 

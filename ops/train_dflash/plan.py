@@ -133,7 +133,8 @@ def step_memory(config: TrainDflash, shape: DraftConfig, degree: int, ranks: int
         item_size=ITEM_SIZES[config.dtype],
     )
     del parts["weights"]
-    return parts | {"prepared features": (config.buffer_batches + 1) * parts["features"]}
+    prepared, read = (config.buffer_batches + 1) * parts["features"], degree * parts["features"]
+    return parts | {"prepared features": prepared, "shards that are read": read}
 
 
 def _moments(config: TrainDflash) -> int:
