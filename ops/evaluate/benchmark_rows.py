@@ -121,10 +121,10 @@ def named_files(benchmark: Benchmark) -> Iterator[tuple[str, Path | None]]:
             continue
         for name in filter(None, map(path_named, image_values(record.row))):
             try:
-                file = ImageFinder(record.folder).file(name)
+                image = ImageFinder(record.folder).file(name)
             except Unusable:
-                file = None
-            yield Path(name).as_posix(), file
+                image = None
+            yield Path(name).as_posix(), image
 
 
 def _read(benchmark: Benchmark) -> Iterator[tuple[Record, tuple[str, ...]]]:

@@ -20,6 +20,7 @@ from ops.lib.target.checkpoint_check import (
     template_notes,
 )
 from ops.lib.target.checkpoint_files import WEIGHTS
+from ops.lib.target.probed import free_memory, is_measured
 from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes, mask_warning
@@ -70,17 +71,6 @@ def _measuring(target: TargetForecast, directory: Path | None) -> tuple[dict[str
     if not is_loaded:
         weights += ", where half of the free memory holds them: here it does not"
     return memory, (f"measures what holds of the target on {' and on '.join([*copied, weights])} (docs/targets.md)",)
-
-
-def is_measured(size: int, free: int) -> bool:
-    """Whether so many bytes of weights in float32 are loaded to measure them. free: bytes of the machine's memory."""
-    return size < free / 2
-
-
-def free_memory() -> int:
-    """Bytes of this machine's memory that are free, or can be freed."""
-    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 1 << 40)
 
 
 def _ids(config: LoadTarget) -> dict[str, Any]:

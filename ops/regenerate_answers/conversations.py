@@ -125,16 +125,15 @@ class Prompts:
         if not tools:
             return answer
         if "tool_calls" in wanted:
-            written = self._calls_text(conversation.messages, wanted["tool_calls"], tools)
+            encoder = self.encoder
+            asked = conversation.messages, wanted["tool_calls"], tools
+            written = encoder.template.finish(calls_text(encoder.habits, encoder.eos_texts, *asked))
             before = before_same_end(answer.text, written)
             if before is not None:
-                return evolve(answer, text=before.rstrip(), called=True, calls=wanted["tool_calls"])
+                calls = conversation.with_ids(wanted["tool_calls"])
+                return evolve(answer, text=before.rstrip(), called=True, calls=calls)
         _, call = self.encoder.habits.markup.parts(answer.text)
         return evolve(answer, called=call < len(answer.text))
-
-    def _calls_text(self, messages: Messages, calls: Sequence[dict[str, Any]], tools: Tools) -> str:
-        """What the template writes for calls of an answer after the messages, without EOS; "" if it cannot."""
-        return self.encoder.template.finish(calls_text(self.shown(messages), calls, tools, self.encoder.eos_texts))
 
     def takes(self, text: str, tokens: list[int]) -> bool:
         """True, if an answer's tokens can be learnt as they are. text: as `text` gives it.
@@ -259,7 +258,9 @@ class Conversation:
         self.reason, self.detail = answer.reason, answer.detail
         self.messages.append(answer.turn())
         asked, behind = self.turns[self.place].get("tool_calls", ()), self.place + 1
-        results = range(behind, next((n for n in range(behind, len(self.turns)) if not self._is("tool", n)), behind))
+        results = range(
+            behind, next((n for n in range(behind, len(self.turns)) if not self._is("tool", n)), len(self.turns))
+        )
         if not (answer.called or asked):
             self._go_on(behind)
         elif not answer.called:
@@ -269,9 +270,10 @@ class Conversation:
             self.is_cut = behind < len(self.turns)
             self.place = len(self.turns)
         else:
-            places = [each["id"] for each in answer.calls or ()]
-            for place in sorted(results, key=lambda n: places.index(own[self.turns[n]["tool_call_id"]])):
-                self._keep(place, tool_call_id=own[self.turns[place]["tool_call_id"]])
+            order = [each["id"] for each in answer.calls or ()]
+            ids = {n: own.get(self.turns[n]["tool_call_id"], "") for n in results}
+            for place in sorted((n for n in results if ids[n]), key=lambda n: order.index(ids[n])):
+                self._keep(place, tool_call_id=ids[place])
             self._go_on(results.stop)
 
     def with_ids(self, calls: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:

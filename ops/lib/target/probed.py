@@ -160,3 +160,14 @@ def kept_probes(folder: Path) -> list[Probe]:
     """The probes that load_target kept in a target's artifact; none where another run's measurements are there."""
     file = folder / MEASURED
     return [Probe.from_json(each) for each in read_object(file).get("probes", [])] if file.is_file() else []
+
+
+def is_measured(size: int, free: int) -> bool:
+    """Whether so many bytes of weights in float32 are loaded to measure them. free: bytes of the machine's memory."""
+    return size < free / 2
+
+
+def free_memory() -> int:
+    """Bytes of this machine's memory that are free, or can be freed."""
+    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 1 << 40)
