@@ -1,17 +1,14 @@
 """The rows of a benchmark file, checked without a tokenizer, for `dflow plan`. Loads no torch.
 
-A file has JSON lines, which may be packed with gzip, an array of JSON, or is Parquet. All rows have the form of the
-first one (ops/evaluate/benchmark_sets.py).
+A file has JSON lines or an array of JSON, packed with gzip or Zstandard or not, or is Parquet. All rows have the form
+of the first one (ops/evaluate/benchmark_sets.py).
 """
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +19,17 @@ from ops.evaluate.benchmark_sets import form_of, function_files, set_row
 from ops.evaluate.intervals import ALL
 from ops.evaluate.op import Evaluate
 from ops.ingest.image_values import ImageFinder, path_named
-from ops.ingest.records import LONGEST, TOO_LONG, Record, json_records, records_in_turns
+from ops.ingest.records import Record, json_records, records_in_turns
 from ops.ingest.row_values import turn_role
 from ops.ingest.rows import image_values, row_mistake, sample_of_row, turn_list
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.turn_forms import ROLE_NAMES
 from ops.lib.data.files import shown_json
-from ops.lib.data.json_lines import parse_line
 from ops.lib.data.sample_account import Unusable
 
 CATEGORY = re.compile(r"[A-Za-z0-9][\w .-]*", re.ASCII)  # valid in a metric's name
 UNSAFE = re.compile(r"[^A-Za-z0-9_. -]")
-GZIP, PARQUET = ".gz", ".parquet"  # endings of files
-MOST_UNPACKED = 1 << 30  # bytes
+PARQUET = ".parquet"
 SHOWN_MISTAKES = 100
 
 
@@ -151,30 +146,11 @@ def _read(benchmark: Benchmark) -> Iterator[tuple[Record, tuple[str, ...]]]:
 
 def _records(file: Path) -> Iterator[Record]:
     """The records of a file by its ending; blank lines are skipped. Raises DataError for an unreadable file."""
-    ending = file.suffix.lower()
-    if ending == PARQUET:
+    if file.suffix.lower() == PARQUET:
         from ops.ingest.tables import parquet_records  # here: a plan of JSON files loads no pyarrow
 
         return parquet_records(file)
-    return _unpacked(file) if ending == GZIP else json_records(file)
-
-
-def _unpacked(file: Path) -> Iterator[Record]:
-    """The records of JSON lines packed with gzip. Raises DataError if it cannot be unpacked, or to too much."""
-    read = 0
-    try:
-        with gzip.open(file) as opened:
-            for number, line in enumerate(iter(partial(opened.readline, LONGEST + 1), b""), start=1):
-                read += len(line)
-                if len(line) > LONGEST or read > MOST_UNPACKED:
-                    large = f"unpacks to more than {MOST_UNPACKED >> 20} MiB, which is too much for prompts"
-                    mistake = TOO_LONG if len(line) > LONGEST else large
-                    yield Record(number, f"{file}:", None, mistake, file.parent, 1.0)
-                    return
-                if stripped := line.strip():
-                    yield Record(number, f"{file}:", *parse_line(stripped), file.parent, 1.0)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file}: cannot be unpacked as gzip ({error}); fetch it again") from error
+    return json_records(file)
 
 
 def refuse(file: Path, misfits: Sequence[Misfit], rows: int) -> None:
