@@ -358,7 +358,7 @@ def lost_parts(run: RunFacts) -> Markup:
     pictures = limited(
         drawn, lambda name: embedded(parts_figure(tables[name]), f"tau of {name} by part of its prompts")
     )
-    return joined([pictures, faint("As dflow diagnose measured it; the bars show how much of the tokens is there.")])
+    return joined([pictures, faint("The bars show how much of the tokens is there; measured by dflow diagnose.")])
 
 
 def _logged(node: NodeFacts) -> dict[str, list[tuple[float, float]]]:

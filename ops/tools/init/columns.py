@@ -30,7 +30,7 @@ ANSWERS = (
 )
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 KEYS = tuple(each.name for each in fields(Columns))
-ASK = "name them: dflow init --column question=NAME --column answer=NAME --column image=NAME (those that there are)"
+ASK = "name those that there are: dflow init DATA --column question=NAME --column answer=NAME --column image=NAME"
 Row = dict[str, Any]
 
 

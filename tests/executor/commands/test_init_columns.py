@@ -91,7 +91,7 @@ def test_what_cannot_be_told_is_asked_for_and_answered_by_an_option(
     assert 1 == main(["init", "data.csv"])
     said = capsys.readouterr().err
     assert "data.csv: which columns are question and answer? It has left (text), right (text), count (other" in said
-    assert "dflow init --column question=NAME --column answer=NAME" in said
+    assert "dflow init DATA --column question=NAME --column answer=NAME" in said
     assert 0 == main(["init", "data.csv", "--column", "question=left", "--column", "answer=right"])
     assert {"question": "left", "answer": "right"} == ingest_of(project)["columns"]
     assert 'columns = { question = "left", answer = "right" }' in (project / "pipeline.toml").read_text()
