@@ -9,6 +9,7 @@ from typing import Any
 
 from dsl.errors import DataError, NotKnown
 from dsl.estimate import Estimate, PlanContext
+from dsl.memory import free_memory
 from dsl.shown import shown_bytes
 from ops.lib.forecasts import TargetForecast, read_config, read_target_config
 from ops.lib.target.checkpoint_check import (
@@ -75,12 +76,6 @@ def _measuring(target: TargetForecast, directory: Path | None) -> tuple[dict[str
 def is_measured(size: int, free: int) -> bool:
     """Whether so many bytes of weights in float32 are loaded to measure them. free: bytes of the machine's memory."""
     return size < free / 2
-
-
-def free_memory() -> int:
-    """Bytes of this machine's memory that are free, or can be freed."""
-    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 1 << 40)
 
 
 def _ids(config: LoadTarget) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
+from dsl.memory import free_memory
 from dsl.shown import shown_bytes
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
@@ -24,7 +25,7 @@ from ops.lib.vision.processor import load_processor
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR
 from ops.lib.vision.template_kinds import read_day, template_warnings, with_day
 from ops.load_target.op import LoadTarget
-from ops.load_target.plan import free_memory, is_measured
+from ops.load_target.plan import is_measured
 
 
 class UnfitTarget(DataError):
