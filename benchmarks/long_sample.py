@@ -7,8 +7,8 @@
 A pipeline of a tiny target (hidden size 64, two layers) tokenises, captures, plans batches, trains one step over two
 ranks that share the sequence (gloo), and evaluates on a prompt of that length, once for each number of tokens. A
 stage's memory is the peak of one of its processes, libraries included. "grows" is what it has for the long sample
-beyond that for the short one, and "plan" the difference of both plans' figures: it holds where the first is not above
-the second and what an allocator keeps (SLACK).
+beyond that for the short one, and "plan" the plan's figures for the long one, held and a pass: it holds where the
+first is not above the second and what an allocator keeps (SLACK).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from executor.records.run_record import Record
 
 SLACK = 64 << 20  # bytes
 RESULT_WORDS = 400
+MARKUP_TOKENS = 8  # of a turn, at most
 WORDS = [word for name in sorted(topics) for word in topics[name].split() if "<" not in word]
 TARGETS = {
     "qwen3": {},
@@ -92,6 +93,7 @@ draft = "@export"
 target = "@target"
 tokens = "@tokenize"
 max_new_tokens = 8
+batch_size = 1
 random_draft = false
 bootstrap = 10
 """
@@ -125,7 +127,10 @@ def measured(folder: Path, target: str, tokens: int) -> dict[str, dict[str, int]
     record = Record.load(next((folder / "store" / "records").iterdir()))
     ranks = {"train": 2}
     return {
-        node: {"plan": plan[node]["memory_total"], "peak": record.state.nodes[node].memory // ranks.get(node, 1)}
+        node: {
+            "plan": plan[node]["memory_total"] + plan[node]["pass_total"],
+            "peak": record.state.nodes[node].memory // ranks.get(node, 1),
+        }
         for node in plan
     }
 
@@ -133,7 +138,7 @@ def measured(folder: Path, target: str, tokens: int) -> dict[str, dict[str, int]
 def report(short: dict[str, Any], long: dict[str, Any]) -> str:
     rows = [["stage", "peak, MiB", "grows, MiB", "plan, MiB", ""]]
     for node in long:
-        grown, planned = (long[node][name] - short[node][name] for name in ("peak", "plan"))
+        grown, planned = long[node]["peak"] - short[node]["peak"], long[node]["plan"]
         figures = (long[node]["peak"], grown, planned)
         rows.append([node, *(f"{size / 2**20:,.0f}" for size in figures), verdict(grown <= planned + SLACK)])
     return table(rows)
@@ -173,15 +178,18 @@ def write_inputs(folder: Path, target: str, tokens: int) -> None:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(checkpoint)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    each = len(tokenizer(" ".join(WORDS[:RESULT_WORDS]))["input_ids"]) * 1.5
     rows = []
     for split, length in (("train", tokens), ("val", 512), ("test", tokens - 64)):
-        turns, words_each = max(1, int(length * 0.9 / (2 * each))), RESULT_WORDS if length > 4 * each else 20
-        messages = []
-        for turn in range(2 * turns):
-            start = turn * words_each % (len(WORDS) - words_each)
-            text = " ".join(WORDS[start : start + words_each])
-            messages.append({"role": ("user", "assistant")[turn % 2], "content": text})
+        messages, left, first = [], length - 16, 0
+        words = RESULT_WORDS if length > 16 * RESULT_WORDS else 20
+        while left > 0:
+            pair = [" ".join(WORDS[start : start + words]) for start in (first, first + words)]
+            first = (first + 2 * words) % (len(WORDS) - 2 * words)
+            left -= sum(len(tokenizer(text)["input_ids"]) + MARKUP_TOKENS for text in pair)
+            messages += [
+                {"role": role, "content": text} for role, text in zip(("user", "assistant"), pair, strict=True)
+            ]
+        del messages[-2:]  # what no longer fits
         rows.append({"id": split, "split": split, "messages": messages})
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -127,6 +127,8 @@ def estimate_row(need: Estimate, measured: int | None = None) -> dict[str, Any]:
         "memory": dict(need.memory),
         "memory_total": sum(need.memory.values()),
         "memory_measured": measured,
+        "pass": dict(need.per_pass),
+        "pass_total": sum(need.per_pass.values()),
         "disk": dict(need.disk),
         "disk_total": sum(need.disk.values()),
         "disk_per": need.disk_per,

@@ -55,7 +55,7 @@ class Evaluate:
         help="prompts from a file instead of the split: JSON lines with id, category, messages and, if there are "
         "any, images, or the file of a published benchmark (docs/evaluation.md)",
     )
-    benchmark_form: Literal["auto", "messages", "turns", "humaneval", "gsm8k", "math"] = field(
+    benchmark_form: Literal["auto", "messages", "turns", "humaneval", "gsm8k", "math", "bfcl"] = field(
         default="auto", keyed_default=False, help="the form of the benchmark's rows; auto: by the keys of the first one"
     )
     benchmark_prompt: Literal["as-is", "z-lab"] = field(
@@ -168,13 +168,13 @@ class Evaluate:
         return tuple(each for each in every if each != (self.temperature, self.batch_size))
 
     def external_files(self) -> Mapping[str, Path | None]:
-        """The image files that the benchmark names."""
+        """The files that the benchmark names: images, and functions of BFCL."""
         if self.benchmark is None or not Path(self.benchmark).is_file():
             return {}
-        from ops.evaluate.benchmark_rows import Benchmark, named_images  # slow
+        from ops.evaluate.benchmark_rows import Benchmark, named_files  # slow
 
         try:
-            return dict(named_images(Benchmark.of(self)))
+            return dict(named_files(Benchmark.of(self)))
         except DataError:  # told by missing_here, beside the mistakes of other nodes
             return {}
 

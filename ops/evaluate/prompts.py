@@ -24,6 +24,7 @@ from attrs import evolve, frozen
 from dsl.errors import DataError
 from dsl.op import op_of
 from dsl.stage import Stage
+from ops.artifacts import TokenShards
 from ops.evaluate.benchmark_rows import Benchmark, BenchmarkRow, Misfit, benchmark_rows, refuse
 from ops.evaluate.op import Evaluate
 from ops.ingest.image_values import encoded_image
@@ -37,7 +38,7 @@ from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, check_images_fit, check_patches_fit
 from ops.lib.target.sizes import context_length, positions, positions_field, rope_limit
 from ops.lib.vision.images import fault_of, strict_pillow
-from ops.lib.vision.processor import Processor, load_processor
+from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.channels import without_channels
 from ops.tokenize_chat.encode import ChatEncoder, load_each, prompt_ids, prompt_sample
 from ops.tokenize_chat.template import Messages
@@ -154,20 +155,15 @@ def _learnt_before(reader: TokenReader, place: int) -> int:
     return int(np.count_nonzero(mask & ~np.concatenate(([False], mask[:-1]))))
 
 
-def processor_of(stage: Stage, target: Target) -> Processor:
-    """The processor stored with the tokens, whose template, tokenizer and image sizes the training used."""
-    tokens = stage.inputs["tokens"]
-    return load_processor(
+def encoder_of(tokens: TokenShards, target: Target) -> ChatEncoder:
+    """The chat template, tokenizer and image sizes stored with the tokens, which the training used."""
+    info = TokenReader(tokens).info
+    processor = load_processor(
         str(tokens.path / "processor"),
         trust_remote_code=trusts_own_code(tokens.path / "processor", target.info),
-        image_backend=TokenReader(tokens).info["image_backend"] or "pillow",
+        image_backend=info["image_backend"] or "pillow",
     )
-
-
-def encoder_of(stage: Stage, target: Target) -> ChatEncoder:
-    """The chat template and tokenizer stored with the tokens."""
-    info = TokenReader(stage.inputs["tokens"]).info
-    return ChatEncoder(processor_of(stage, target), info.get("enable_thinking"))
+    return ChatEncoder(processor, info.get("enable_thinking"))
 
 
 def choose_prompts(config: Evaluate, stage: Stage, target: Target, encoder: ChatEncoder) -> list[Prompt]:

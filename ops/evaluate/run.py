@@ -52,7 +52,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
     if note := dequantising_note(read_config(stage.inputs["target"].path / "model"), config.dtype):
         stage.warn(note)
     target = Target.load(stage.inputs["target"], stage.device, dtype)
-    encoder = encoder_of(stage, target)
+    encoder = encoder_of(stage.inputs["tokens"], target)
     draft = load_draft(stage.inputs["draft"].path, stage.device, dtype)
     decoder = Decoder(
         target=target,

@@ -12,7 +12,8 @@ from typing import Any
 from dsl.errors import shortened
 from ops.ingest.op import Columns
 from ops.ingest.row_forms import form_of, in_turns
-from ops.ingest.rows import ANSWERS, INPUTS, TURNS, turns_mistake
+from ops.ingest.rows import ANSWERS, INPUTS, KEYS, TURNS, turns_mistake
+from ops.ingest.traffic import exchange, is_arrival
 
 FAMILIES = (
     frozenset(TURNS),
@@ -31,7 +32,9 @@ def applies(columns: Columns, row: Any) -> bool:
 
 
 def is_readable(row: Row) -> bool:
-    """Whether a row has turns without any mapping."""
+    """Whether a row has turns without any mapping, or is a server's."""
+    if is_arrival(row) or exchange(row) is not None:
+        return True
     turned, mistake = in_turns(row)
     return not (mistake or turns_mistake(turned))
 
@@ -47,7 +50,7 @@ def mapped(row: Row, columns: Columns, question: str, *, is_first: bool) -> tupl
     others = {
         key: value
         for key, value in row.items()
-        if not (key in given or key in given.values() or (key in TEXTS and key not in kept))
+        if not (key in given or (key in KEYS and key in given.values()) or (key in TEXTS and key not in kept))
         and not (key == "images" and "image" in given)
     }
     made = {**others, **{key: row[column] for key, column in given.items() if column in row}}

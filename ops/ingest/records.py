@@ -30,7 +30,7 @@ from ops.ingest.compressed import Data, data_suffix, head_of, open_data, plain_n
 from ops.ingest.op import Columns
 from ops.ingest.row_forms import form_of, in_turns
 from ops.ingest.row_values import first_value
-from ops.ingest.rows import KEYS, TURNS, turns_mistake
+from ops.ingest.rows import ANSWERS, KEYS, TURNS, turns_mistake
 from ops.lib.data.json_lines import TOO_DEEP, lines_of, parse_line, what_is_broken
 
 CHUNK = 1 << 20
@@ -96,6 +96,8 @@ def _before_data(head: bytes) -> int | None:
     if b'"data"' not in head or _first_character(head) != b"{":
         return None
     text = head.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors="ignore")
+    if _has_texts(parse_line(text.lstrip().partition("\n")[0].encode())[0]):
+        return None
     place = text.index("{") + 1
     while key := KEY.match(text, place):
         name = key[1]
@@ -108,6 +110,11 @@ def _before_data(head: bytes) -> int | None:
         if name.strip('"') in KEYS:
             return None
     return None
+
+
+def _has_texts(value: Any) -> bool:
+    """Whether a value is a row with turns or texts, or a part of one."""
+    return isinstance(value, dict) and any(value.get(key) is not None for key in (*TURNS, *ANSWERS))
 
 
 def _numbered(file: Path, elements: Iterator[Numbered]) -> tuple[str, Iterator[Numbered]]:
@@ -175,11 +182,8 @@ class _ArrayText:
         self._skip(self._start + 1)
         while not self._ended and len(self._text) - self._start <= HEAD:
             self._more(CHUNK)
-        try:
-            json.loads('{"data": 0' + self._text[self._start :])
-        except (ValueError, RecursionError):
-            return False
-        return self._ended
+        rest, mistake = parse_line(('{"data": 0' + self._text[self._start :]).encode())
+        return self._ended and not mistake and not _has_texts(rest)
 
     def peek(self) -> str:
         """The first character of the next element, "]", or an empty string at the end of the file."""
@@ -240,9 +244,9 @@ def captioned(row: dict[str, Any], question: str) -> tuple[dict[str, Any], str]:
     naming = next((name for name in FILE_NAMES if row.get(name) is not None), None)
     has_image = first_value(row, ("image", "images")) is not None
     if naming is None:
-        of_files = [key for key in row if key.endswith(OF_FILES) and row[key] is not None]
-        if of_files and not has_image:
-            return row, f'which file is the image? columns = {{ image = "{of_files[0]}" }} says so'
+        other = next((key for key in row if key.endswith(OF_FILES) and row[key] is not None), None)
+        if other is not None and not has_image:
+            return row, f'which file is the image? columns = {{ image = "{other}" }} says so'
         return row, ""
     others = {key: value for key, value in row.items() if key != naming}
     if not has_image:

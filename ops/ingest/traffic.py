@@ -29,16 +29,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from attrs import frozen
 
-from ops.ingest.records import Record
 from ops.ingest.row_values import REASONING, is_none, parsed, turn_role
 from ops.ingest.sample import END_OF_THOUGHT, THINK
 from ops.ingest.tools import TOOL_KEYS
 from ops.lib.data.json_lines import json_kind
+
+if TYPE_CHECKING:
+    from ops.ingest.records import Record  # whose rows may have columns of other names, which are not these
 
 Row = dict[str, Any]
 
@@ -82,7 +84,7 @@ def exchanges(records: Iterator[Record], answers: Answers = NO_ANSWERS) -> Itera
     for record in records:
         if record.mistake or not isinstance(record.row, dict):
             yield record
-        elif not _is_arrival(record.row):
+        elif not is_arrival(record.row):
             found = exchange(record.row, answers)
             if found is None:
                 yield record
@@ -109,9 +111,12 @@ def exchange(row: Row, answers: Answers = NO_ANSWERS) -> Exchange | None:
             if request is None:
                 return Exchange(row, f'"{asked}" must be an object, or its JSON, got {json_kind(row[asked])}')
             return _joined(_body(request), _answer(row[answered]))
+    if row.get("object") == "chat.completion" and "messages" not in row:
+        return Exchange(row, RESPONSE_ALONE)
     return _in_one(row)
 
 
+RESPONSE_ALONE = 'a response without its request: write both, {"request": {...}, "response": {...}}'
 OUTPUT_ALONE = (
     "a line of a batch's output, which has no prompt: list the batch's input as a source too, "
     'source = ["input.jsonl", "output.jsonl"]'
@@ -257,7 +262,8 @@ RENDERED = (
 OF_TOOLS = ("<tools>", "<tool_call>", "<tool_response>", "<|python_tag|>", "Environment: ipython")
 
 
-def _is_arrival(row: Row) -> bool:
+def is_arrival(row: Row) -> bool:
+    """Whether a row is SGLang's of a request without its answer yet."""
     return row.get("event") == "request.received" and "rid" in row
 
 

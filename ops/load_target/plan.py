@@ -21,6 +21,7 @@ from ops.lib.target.checkpoint_check import (
     template_notes,
 )
 from ops.lib.target.checkpoint_files import WEIGHTS
+from ops.lib.target.probed import is_measured
 from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes, mask_warning
@@ -71,11 +72,6 @@ def _measuring(target: TargetForecast, directory: Path | None) -> tuple[dict[str
     if not is_loaded:
         weights += ", where half of the free memory holds them: here it does not"
     return memory, (f"measures what holds of the target on {' and on '.join([*copied, weights])} (docs/targets.md)",)
-
-
-def is_measured(size: int, free: int) -> bool:
-    """Whether so many bytes of weights in float32 are loaded to measure them. free: bytes of the machine's memory."""
-    return size < free / 2
 
 
 def _ids(config: LoadTarget) -> dict[str, Any]:

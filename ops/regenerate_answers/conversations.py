@@ -8,7 +8,7 @@ run.py applies to what was answered.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from attrs import Factory, asdict, define, evolve, field, frozen
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel
-from ops.ingest.sample import END_OF_THOUGHT, THINK
+from ops.ingest.sample import THINK
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenSample
@@ -29,12 +29,10 @@ from ops.lib.vision.processor import load_processor
 from ops.lib.vision.template_kinds import template_warnings
 from ops.regenerate_answers.conflicts import check_context
 from ops.regenerate_answers.op import RegenerateAnswers, ToolResults
-from ops.regenerate_answers.shards import Answer, Key
+from ops.regenerate_answers.shards import Answer, Key, turns_of
 from ops.tokenize_chat.channels import without_channels
 from ops.tokenize_chat.contexts import SHORT_IDS, as_shown, calls_text
-from ops.tokenize_chat.encode import ChatEncoder, load_images, num_images, prompt_ids, prompt_sample
-from ops.tokenize_chat.habits import NAME, SHORT_ID, TOOL, WORDS
-from ops.tokenize_chat.kinds import TAG
+from ops.tokenize_chat.encode import LAST, ChatEncoder, load_images, num_images, prompt_ids, prompt_sample
 from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Tools
 
 
@@ -127,26 +125,15 @@ class Prompts:
         if not tools:
             return answer
         if "tool_calls" in wanted:
-            written = self._calls_text(conversation.messages, wanted["tool_calls"], tools)
+            encoder = self.encoder
+            asked = conversation.messages, wanted["tool_calls"], tools
+            written = encoder.template.finish(calls_text(encoder.habits, encoder.eos_texts, *asked))
             before = before_same_end(answer.text, written)
             if before is not None:
-                return evolve(answer, text=before.rstrip(), called=True, calls=wanted["tool_calls"])
-        return evolve(answer, called=self._begins_call(answer.text))
-
-    def _begins_call(self, text: str) -> bool:
-        """Whether an answer has the text with which the template begins a call."""
-        function = {"name": NAME, "arguments": {}}
-        asked = {"role": "user", "content": [{"type": "text", "text": WORDS}]}
-        call = {"id": SHORT_ID, "type": "function", "function": function}
-        opening = self._calls_text([asked], [call], [TOOL]).partition(NAME)[0].strip()
-        tag = TAG.match(opening)
-        if tag is not None:
-            return tag[0] in text
-        return bool(opening) and text.rpartition(END_OF_THOUGHT)[2].lstrip().startswith(opening)
-
-    def _calls_text(self, messages: Messages, calls: Sequence[dict[str, Any]], tools: Tools) -> str:
-        """What the template writes for calls of an answer after the messages, without EOS; "" if it cannot."""
-        return self.encoder.template.finish(calls_text(self.shown(messages), calls, tools, self.encoder.eos_texts))
+                calls = conversation.with_ids(wanted["tool_calls"])
+                return evolve(answer, text=before.rstrip(), called=True, calls=calls)
+        _, call = self.encoder.habits.markup.parts(answer.text)
+        return evolve(answer, called=call < len(answer.text))
 
     def takes(self, text: str, tokens: list[int]) -> bool:
         """True, if an answer's tokens can be learnt as they are. text: as `text` gives it.
@@ -191,13 +178,6 @@ NOTHING_ASKED = "no turn to answer"
 EMPTY_ANSWER = "empty answer"
 UNREADABLE_CALLS = "calls that cannot be read"  # and whose tokens a server does not report
 SPECIAL_IN_ANSWER = "special token in the target's answer"  # those in a prompt are found before the request
-
-
-def turns_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The turns of a sample, with an empty answer at the end if the last turn is the user's, or a result."""
-    turns = list(row["messages"])
-    spoken = [turn["role"] for turn in turns if turn["role"] != "system"]
-    return [*turns, {"role": "assistant", "content": []}] if spoken[-1:] in (["user"], ["tool"]) else turns
 
 
 @define
@@ -254,8 +234,12 @@ class Conversation:
         return {**self.row, "messages": self.messages, "images": self.images}
 
     def _go_on(self, place: int) -> None:
-        """Keep the turns of the data from a place on, up to the next answer."""
-        while place < len(self.turns) and self.turns[place]["role"] != "assistant":
+        """Keep the turns of the data from a place on, up to the next answer.
+
+        Of a row of which only the last answer is learnt, the others are the data's.
+        """
+        last = len(self.turns) - 1
+        while place <= last and (not self._is("assistant", place) or (self.row.get("learnt") == LAST and place < last)):
             self._keep(place)
             place += 1
         self.place = place
@@ -274,19 +258,22 @@ class Conversation:
         self.reason, self.detail = answer.reason, answer.detail
         self.messages.append(answer.turn())
         asked, behind = self.turns[self.place].get("tool_calls", ()), self.place + 1
-        results = range(behind, next((n for n in range(behind, len(self.turns)) if not self._is("tool", n)), behind))
+        results = range(
+            behind, next((n for n in range(behind, len(self.turns)) if not self._is("tool", n)), len(self.turns))
+        )
         if not (answer.called or asked):
             self._go_on(behind)
         elif not answer.called:
-            self.skipped += 1
+            self.skipped += behind < len(self.turns)
             self._go_on(next((n for n in range(behind, len(self.turns)) if self._is("user", n)), len(self.turns)))
         elif (own := matched_calls(asked, answer.calls or (), self.tool_results)) is None:
             self.is_cut = behind < len(self.turns)
             self.place = len(self.turns)
         else:
-            places = [each["id"] for each in answer.calls or ()]
-            for place in sorted(results, key=lambda n: places.index(own[self.turns[n]["tool_call_id"]])):
-                self._keep(place, tool_call_id=own[self.turns[place]["tool_call_id"]])
+            order = [each["id"] for each in answer.calls or ()]
+            ids = {n: own.get(self.turns[n]["tool_call_id"], "") for n in results}
+            for place in sorted((n for n in results if ids[n]), key=lambda n: order.index(ids[n])):
+                self._keep(place, tool_call_id=ids[place])
             self._go_on(results.stop)
 
     def with_ids(self, calls: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:

@@ -15,6 +15,7 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from dsl.errors import DataError, StopRequested
+from ops.lib.data.files import json_line
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.shared_shards import POLL_S
 from ops.regenerate_answers.client import CALLED, ChatClient, Refused, Reply, request_seed, wire_messages
@@ -229,7 +230,8 @@ class EndpointAnswerer:
             text = text if calls else written
             tokens = len(ids)
         else:  # without the server's count there is nothing to compare
-            tokens = self.prompts.length(text) + (end == "stop") if reply.tokens is None else reply.tokens
+            said = text + "".join(json_line(call["function"]) for call in calls or ())
+            tokens = self.prompts.length(said) + (end == "stop") if reply.tokens is None else reply.tokens
         answer = Answer(text, end, tokens, prompted_differently=differently, ids=ids, called=reply.called, calls=calls)
         if reply.called and not calls and ids is None:
             return evolve(answer, reason=UNREADABLE_CALLS)

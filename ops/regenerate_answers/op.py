@@ -30,6 +30,7 @@ OWN_PARAMETERS = (
     "stream",
 )
 
+History = Literal["own", "data"]
 ToolResults = Literal["same_name", "same_call", "none"]
 NEEDS_TARGET = Needs(
     "huggingface",
@@ -165,8 +166,15 @@ class RegenerateAnswers:
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", validator=NO_SERVER, help="of the forward pass"
     )
+    history: History = field(
+        default="own",
+        keyed_default=False,
+        help='earlier answers in a prompt: the target\'s own ("own"), or the data\'s ("data"), and then each answer is '
+        "a sample of its own, for data whose calls the target does not repeat",
+    )
     tool_results: ToolResults = field(
         default="same_name",
+        keyed_default=False,
         help='the data\'s results of calls are used where the target calls the same functions ("same_name"), with the '
         'same arguments too ("same_call"), or never ("none"); else a conversation ends with the target\'s call',
     )

@@ -28,11 +28,12 @@ from ops.lib.forecasts import ANSWERED, SamplesForecast, TargetStated, refuse_co
 from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conflicts import conflicts
-from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, Conversation, Prompts, turns_of
+from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, Conversation, Prompts
 from ops.regenerate_answers.endpoint import EndpointAnswerer, ServerUse
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.shards import Answer, Progress, Shard, shards
+from ops.regenerate_answers.shards import Answer, Progress, Shard, asked_rows, shards, turns_of
+from ops.tokenize_chat.encode import LAST
 
 FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
@@ -182,9 +183,10 @@ def write_given(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
 def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> Sequence[int]:
     """The answers wanted before each sample, and then of all. Raises DataError for images without a vision target."""
     before = array("q", [0])
-    for row in read_jsonl(folder / "samples.jsonl"):
+    for row in asked_rows(folder, config):
         if row["split"] in config.splits:
-            before.append(before[-1] + sum(turn["role"] == "assistant" for turn in turns_of(row)))
+            wanted = sum(turn["role"] == "assistant" for turn in turns_of(row))
+            before.append(before[-1] + (min(wanted, 1) if row.get("learnt") == LAST else wanted))
             if row["images"]:
                 prompts.check_sees_images(row["id"])
     return before
@@ -199,7 +201,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, vocabul
     answers = tokens = retokenised = trained_on = prompted = kept = spoilt = called = cut = skipped = 0
     tally = Tally(stage, "regenerate", REMEDIES)
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8", newline="\n") as file:
-        for row in read_jsonl(folder / "samples.jsonl"):
+        for row in asked_rows(folder, config):
             if row["split"] in config.splits:
                 outcome = next(outcomes)
                 answers += len(outcome["answers"])
@@ -266,10 +268,14 @@ def other_tokens(spoilt: int, samples: int) -> str:
 def regenerated_row(conversation: Conversation, vocabulary: str) -> dict[str, Any]:
     """The sample of an answered conversation, with the ids of its answers, their finish reasons and lengths."""
     answers = conversation.answers
-    generated = iter([{"generated_ids": each.ids, "tokenizer": vocabulary} if each.ids else {} for each in answers])
+    places = [place for place, turn in enumerate(conversation.messages) if turn["role"] == "assistant"]
+    messages = list(conversation.messages)
+    for place, answer in zip(places[-len(answers) :], answers, strict=True):
+        if answer.ids:
+            messages[place] = {**messages[place], "generated_ids": answer.ids, "tokenizer": vocabulary}
     return {
         **conversation.asked,
-        "messages": [turn | next(generated) if turn["role"] == "assistant" else turn for turn in conversation.messages],
+        "messages": messages,
         "finish_reasons": [answer.finish_reason for answer in answers],
         "answer_tokens": [answer.tokens for answer in answers],
     }

@@ -226,14 +226,18 @@ def serve_prompt(habits: Habits, messages: Messages, tools: Tools, keeps_reasoni
 
 
 def calls_text(
-    messages: Messages, calls: Sequence[dict[str, Any]], tools: Tools, eos: Sequence[str]
+    habits: Habits, eos: Sequence[str], messages: Messages, calls: Sequence[dict[str, Any]], tools: Tools
 ) -> Renderings[str]:
     """Render what an answer of only these calls is after the messages, without EOS; "" if the template fails on it."""
     answer = {"role": "assistant", "content": [], "tool_calls": list(calls)}
     with_text = {**answer, "content": [{"type": "text", "text": WORDS}]}
-    prompt = Rendering(messages, prompt=True, tools=tools, may_fail=True)
-    wanted = [Rendering([*messages, each], tools=tools, may_fail=True) for each in (with_text, answer)]
-    before, beside, alone = yield [prompt, *wanted]
+    prompt, *wanted = (
+        as_shown(habits, each, True)[1] for each in (messages, [*messages, with_text], [*messages, answer])
+    )
+    before, beside, alone = yield [
+        Rendering(prompt, prompt=True, tools=tools, may_fail=True),
+        *(Rendering(each, tools=tools, may_fail=True) for each in wanted),
+    ]
     text = beside.text.rpartition(WORDS)[2]
     if WORDS not in beside.text:
         text = alone.text[agreement(before.text, alone.text) :]

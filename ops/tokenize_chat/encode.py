@@ -12,6 +12,7 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cached_property, lru_cache
 from itertools import chain
 from math import prod
@@ -58,6 +59,7 @@ from ops.tokenize_chat.template import (
 MOST_CHARACTERS = 4_000_000  # of a text; the library's regular expressions fail on about three times as many blanks
 TOO_MANY_CHARACTERS = f"more than {MOST_CHARACTERS:,} characters"
 
+LAST = "last"  # of a row: only its last answer is learnt
 TrainOn = Literal["assistant", "last"]
 
 
@@ -104,6 +106,13 @@ class ChatEncoder:
         self._tokenizer = processor.tokenizer.backend_tokenizer
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+
+    @property
+    def of_last(self) -> ChatEncoder:
+        """The same, with only the last answer in the loss mask."""
+        only = copy(self)
+        only.last_only = True
+        return only
 
     @cached_property
     def habits(self) -> Habits:
@@ -208,7 +217,7 @@ class ChatEncoder:
             text = prompt + generated[last].text
             answer = ((len(prompt), len(text)),)
             context = Context(text, len(prompt), answer, turns=(last,), generated=(generated[last].ids,))
-            return evolve(self.encode_context(messages, context), answers=(), kinds=None)  # as of the others here
+            return self.encode_context(messages, context)
         if isinstance(encoded, Unusable):
             raise encoded
         return encoded
@@ -505,8 +514,14 @@ def tokenize_rows(
     """
     if config.prompts_only:
         return [value_or_unusable(_prompt, row, folder, encoder, config) for row in rows]
+    if any(row.get("learnt") == LAST for row in rows) and not encoder.last_only:
+        of_last = [row for row in rows if row.get("learnt") == LAST]
+        others = [row for row in rows if row.get("learnt") != LAST]
+        found_last = iter(tokenize_rows(of_last, folder, encoder.of_last, config))
+        found = iter(tokenize_rows(others, folder, encoder, config))
+        return [next(found_last if row.get("learnt") == LAST else found) for row in rows]
     conversations = [up_to_last_answer(row["messages"]) for row in rows]
-    cuts = [[reason == "length" for reason in row.get("finish_reasons", ())] for row in rows]  # if regenerated
+    cuts = [_cut_answers(row) for row in rows]
     ids, tools = [row["id"] for row in rows], [row.get("tools", ()) for row in rows]
 
     def whole(row: dict[str, Any], messages: Messages, cut: Sequence[bool], encoded: Encoded) -> Tokenized:
@@ -514,6 +529,7 @@ def tokenize_rows(
         check_length(len(encoded.input_ids), config.max_length)
         check_loss_tokens(encoded.loss_tokens, config.min_loss_tokens)
         sample = _with_images(row, row["id"], messages, cut, encoded, folder, encoder, config.max_length)
+        sample = evolve(sample, answers=(), kinds=None)  # those of an answer in its own ids: the others have none
         return Tokenized((sample,), (len(messages) - 1,), _generated_figures(messages, encoded, encoder))
 
     def served(row: dict[str, Any], messages: Messages, _cut: Sequence[bool], found: Served) -> Tokenized:
@@ -531,6 +547,13 @@ def tokenize_rows(
         found if isinstance(found, Unusable) else value_or_unusable(tokenized, row, messages, cut, found)
         for row, messages, cut, found in zip(rows, conversations, cuts, found_rows, strict=True)
     ]
+
+
+def _cut_answers(row: Mapping[str, Any]) -> list[bool]:
+    """For each answer of a regenerated row, whether it was cut; empty for others."""
+    cut = [reason == "length" for reason in row.get("finish_reasons", ())]
+    answers = sum(message["role"] == "assistant" for message in row["messages"])
+    return [False] * (answers - len(cut)) + cut if row.get("learnt") == LAST else cut
 
 
 def _with_images(

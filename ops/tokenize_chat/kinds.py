@@ -69,8 +69,8 @@ def opening_of_calls(header: str, called: str, beside: str | None, names: Sequen
         return None, False
     behind = None if beside is None else _before(beside, names)
     if behind is not None:
-        same = next(length for length in range(min(len(own), len(behind)), -1, -1) if own.endswith(behind[-length:]))
-        own = own[-same:] if same else own
+        same = agreement(own[::-1], behind[::-1])
+        own = own[len(own) - same :] if same else own
     tag = TAG.match(own.lstrip())
     opening = tag[0] if tag else own
     return (opening or None), tag is None and behind is None

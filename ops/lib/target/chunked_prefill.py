@@ -21,12 +21,8 @@ from transformers import DynamicCache
 
 from ops.lib.target.cache import attention_of, decoder_config, keeps_all_columns, own_cache, whole_cache, windows_of
 from ops.lib.target.model import Target
+from ops.lib.target.sizes import LEAST_CHUNK, MASK_BYTES, MOST_BYTES, SCORE_BYTES
 from ops.lib.vision.batch import ModelInputs
-
-MOST_BYTES = 2 << 30
-MASK_BYTES = 6  # of an element: a bool, another while it is made, and a number that is added to the scores
-SCORE_BYTES = 12  # of an element: scores, what is added to them, and their softmax in float32
-LEAST = 64  # tokens of a chunk: fewer would read all weights for little
 
 
 def hidden_states(target: Target, inputs: ModelInputs) -> Tensor:
@@ -64,7 +60,7 @@ def chunk_length(target: Target, inputs: ModelInputs) -> int | None:
     is_masked = any(window is not None and window < longest for window in windows.values())
     if attention == "sdpa" and not is_masked and bool(inputs.attention_mask.all()):
         return None
-    return max(LEAST, MOST_BYTES // (rows * longest * size))
+    return max(LEAST_CHUNK, MOST_BYTES // (rows * longest * size))
 
 
 def text_positions(mask_BS: Tensor) -> Tensor:

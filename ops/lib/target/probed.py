@@ -162,3 +162,8 @@ def kept_probes(folder: Path) -> list[Probe]:
     """The probes that load_target kept in a target's artifact; none where another run's measurements are there."""
     file = folder / MEASURED
     return [Probe.from_json(each) for each in read_object(file).get("probes", [])] if file.is_file() else []
+
+
+def is_measured(size: int, free: int) -> bool:
+    """Whether so many bytes of weights in float32 are loaded to measure them. free: bytes of the machine's memory."""
+    return size < free / 2

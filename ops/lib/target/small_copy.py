@@ -15,7 +15,6 @@ from ops.lib.target.model import Target, chosen_attention
 from ops.lib.target.sizes import ORIGINAL, ropes_of
 from ops.lib.vision.families import family_of
 from ops.lib.vision.family_config import text_part, with_defaults
-from ops.lib.vision.processor import LOADING_ERRORS
 
 HEAD = 16
 VOCABULARY = 256
@@ -81,8 +80,6 @@ PERIODS = (
     *("decoder_sparse_step", "moe_layer_freq", "moe_layer_interval"),
 )
 MOST_LAYERS, LEAST_LAYERS = 8, 4
-# Of classes that are given sizes which they do not take.
-CREATION_ERRORS = (*LOADING_ERRORS, NotImplementedError, RuntimeError)
 
 
 def small_copy(
@@ -93,23 +90,29 @@ def small_copy(
     rope_range: as of `small_config`. Raises DataError where transformers can make none of it, or one that does not run:
     sizes of some types depend on each other in ways that SMALL does not know, which says nothing of the target.
     """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return _small_copy(config, dtype, rope_range)
+        except DataError:
+            raise
+        except Exception as error:  # a class that is given sizes which it does not take may raise anything
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            raise DataError(f"no small copy of this {config.get('model_type')} can be made: {reason}") from error
+
+
+def _small_copy(config: Mapping[str, Any], dtype: torch.dtype, rope_range: int | None) -> Target:
     family = family_of(config)
     content = small_config(config, rope_range)
     choices = {"attn_implementation": chosen_attention(family)}
     if dtype == torch.float64:  # which products of grouped experts do not support
         choices["experts_implementation"] = "eager"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            made = AutoConfig.for_model(**content)
-            made.tie_word_embeddings = family.tied
-            model = family.auto_class.from_config(made, **choices).to(dtype).eval()
-            _make_lively(model)
-            with torch.inference_mode():
-                model(input_ids=torch.arange(1, 20)[None], use_cache=False)
-        except CREATION_ERRORS as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise DataError(f"no small copy of this {config.get('model_type')} can be made: {reason}") from error
+    made = AutoConfig.for_model(**content)
+    made.tie_word_embeddings = family.tied
+    model = family.auto_class.from_config(made, **choices).to(dtype).eval()
+    _make_lively(model)
+    with torch.inference_mode():
+        model(input_ids=torch.arange(1, 20)[None], use_cache=False)
     text = text_part(with_defaults(content))
     info = {"num_layers": text["num_hidden_layers"], "hidden_size": text["hidden_size"], "eos_token_ids": []}
     return Target(model.requires_grad_(False), info, torch.device("cpu"))
@@ -122,10 +125,10 @@ def small_config(config: Mapping[str, Any], rope_range: int | None = None) -> di
     """
     content = {name: with_floats(value) for name, value in config.items() if name not in LEFT_OUT}
     inner = content.get("text_config")
-    kinds = _lists_by_class(content)
+    by_class = _text_by_class(content)
     if not inner:
-        return _small_text({**kinds, **content}, rope_range)
-    inner = {**kinds, **{name: value for name, value in inner.items() if name not in LEFT_OUT}}
+        return _small_text({**by_class, **content}, rope_range)
+    inner = {**by_class, **{name: value for name, value in inner.items() if name not in LEFT_OUT}}
     content["text_config"] = _small_text(inner, rope_range)
     if content.get("vision_config"):
         seeing = content["vision_config"]
@@ -148,15 +151,15 @@ def has_range(config: Mapping[str, Any]) -> bool:
     return small_config(config) != small_config(config, rope_range=1)
 
 
-def _lists_by_class(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What the class says of each layer, such as its kind where the file has only a number or a pattern; empty where
-    it makes no config of the file.
+def _text_by_class(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What the class makes of the text part: sizes and ids that the file leaves to it, and what it says of each layer,
+    such as its kind where the file has only a number or a pattern. Empty where it makes no config of the file.
     """
     try:
-        text = AutoConfig.for_model(**deepcopy(dict(content))).get_text_config()
-        return {name: value for name, value in text.to_dict().items() if _is_of_layers(value, text.num_hidden_layers)}
-    except CREATION_ERRORS:
+        text = AutoConfig.for_model(**deepcopy(dict(content))).get_text_config().to_dict()
+    except Exception:  # noqa: BLE001 - classes may raise anything
         return {}
+    return {name: value for name, value in text.items() if name not in LEFT_OUT}
 
 
 def _is_of_layers(value: Any, depth: int) -> bool:

@@ -19,7 +19,6 @@ from ops.ingest.row_values import is_none, parsed
 from ops.ingest.rows import is_image
 from ops.ingest.source import Part, parts_of
 from ops.ingest.tools import literal
-from ops.ingest.traffic import exchange
 
 ROWS = 20  # that are looked at, of each file
 MOST_FILES = 50
@@ -86,7 +85,7 @@ def _is_read(row: Row) -> bool:
     """Whether a row needs no columns: it is read, or would be but for a mistake in its turns."""
     captions, mistake = captioned(row, "?")
     has_turns = any(isinstance(row.get(key), list) for key in ("messages", "conversations"))
-    return has_turns or exchange(row) is not None or "event" in row or (not mistake and is_readable(captions))
+    return has_turns or (not mistake and is_readable(captions))
 
 
 def _proposal(place: str, rows: list[Row]) -> Proposal:
@@ -110,7 +109,7 @@ def _proposal(place: str, rows: list[Row]) -> Proposal:
             found["prompt"] = found.pop("question")
     images = [column for column, kind in kinds.items() if kind == IMAGE]
     if images:
-        named = _named(images, ("image", "file", "picture", "photo", "path")) or images[0]
+        named = _named(images, ("image", "picture", "photo", "path")) or images[0]
         found["image"] = named, "images"
     columns = Columns(**{key: column for key, (column, _) in found.items()})
     if not found.keys() & {"messages", "answer", "prompt"} or not is_readable(

@@ -119,6 +119,8 @@ def test_other_keys_come_from_columns_too(tmp_path: Path) -> None:
     columns = Columns(question="q", answer="a", id="uid", split="fold", label="truth")
     [row] = read(write_rows(tmp_path, rows), tmp_path, columns=columns, group="source")[1]
     assert ("x7", "test", "one", "math") == (row["id"], row["split"], row["label"], row["topic"])
+    [row] = read(write_rows(tmp_path, rows), tmp_path, columns=columns, group="uid")[1]
+    assert ("x7", "x7") == (row["id"], row["topic"])
 
 
 def test_files_without_the_columns_are_read_as_they_are_and_columns_that_no_file_has_are_a_mistake(tmp_path) -> None:
@@ -126,9 +128,10 @@ def test_files_without_the_columns_are_read_as_they_are_and_columns_that_no_file
     (tmp_path / "data" / "chat.jsonl").write_text(json.dumps({"messages": TURNS}))
     said = refused(tmp_path / "data", Columns(question="q", answer="a"))
     assert said.endswith('chat.jsonl: its rows have none of `columns`, "q", "a", and need none: correct or remove it')
+    (tmp_path / "data" / "log.jsonl").write_text(json.dumps({"request": {"messages": TURNS[:1]}, "response": "Hi!"}))
     write_rows(tmp_path / "data", [{"q": "1?", "a": "1"}])
     _, rows, _ = read(tmp_path / "data", tmp_path, columns=Columns(question="q", answer="a"))
-    assert [["Which?", "This one."], ["1?", "1"]] == [*map(texts, rows)]
+    assert [["Which?", "This one."], ["Which?", "Hi!"], ["1?", "1"]] == [*map(texts, rows)]
 
 
 def test_the_key_sees_the_images_of_a_column(tmp_path: Path) -> None:

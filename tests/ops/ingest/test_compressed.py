@@ -104,6 +104,11 @@ def test_a_list_named_data_beside_turns_is_another_column_and_several_such_lists
     row = {"messages": TURNS, "data": [{"a": 1}]}
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(row)}\n")
     assert 2 == len(read(tmp_path / "rows.jsonl", tmp_path)[1])
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps({'data': [{'a': 1}], 'messages': TURNS})}\n" * 2)
+    assert 2 == len(read(tmp_path / "rows.jsonl", tmp_path)[1])
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"data": ROWS, "messages": TURNS}, indent=1))
+    with pytest.raises(DataError, match=r'rows\.jsonl:28: more than the rest of an object behind the list "data"'):
+        read(tmp_path / "rows.jsonl", tmp_path)
     (tmp_path / "rows.jsonl").write_text(f"{json.dumps({'data': ROWS})}\n" * 2)
     with pytest.raises(
         DataError, match=r'rows\.jsonl: element 3: more than the rest of an object behind the list "data"'

@@ -23,6 +23,7 @@ from ops.ingest.traffic import (
     NO_RESPONSE,
     NOT_KNOWN,
     REFUSED,
+    RESPONSE_ALONE,
     SEVERAL,
     STREAMED,
     WITH_IMAGES,
@@ -226,11 +227,12 @@ def test_a_request_that_is_none_is_named_by_its_line(tmp_path: Path) -> None:
     wrong = [{"request": 5, "response": {}}, {"request": f"{{{SECRET}", "response": {}}]
     messages = {"request": {"messages": SECRET}, "response": {}}
     with pytest.raises(DataError) as error:
-        read(write(tmp_path / "log.jsonl", good, *wrong, messages), tmp_path)
+        read(write(tmp_path / "log.jsonl", good, *wrong, messages, completion("Hi!")), tmp_path)
     assert str(error.value).split("\n") == [
         f'{tmp_path}/log.jsonl:2: "request" must be an object, or its JSON, got a number',
         f'{tmp_path}/log.jsonl:3: "request" must be an object, or its JSON, got a string',
         f'{tmp_path}/log.jsonl:4: no list "messages" (or "conversations")',
+        f"{tmp_path}/log.jsonl:5: {RESPONSE_ALONE}",
     ]
 
 

@@ -281,3 +281,33 @@ def test_thoughts_of_the_data_are_not_needed_for_its_calls(processors, tmp_path)
     talk = Conversation({"id": "a", "images": [], "messages": data, "tools": TOOLS})
     answer = prompts.with_calls(talk, Answer("<think>\nHm.\n</think>\n\n" + WRITTEN, "stop", 9))
     assert ("<think>\nHm.\n</think>", data[1]["tool_calls"]) == (answer.text, answer.calls)
+
+
+def test_behind_the_datas_history_every_answer_is_a_sample_that_learns_only_it(processors, tmp_path):
+    replies = [called("Oslo"), response("Clear."), response("No idea."), response("Wet.", "length")]
+    options = {"history": "data", "finish_reasons": ("stop", "length")}
+    replies.append(response("Fine."))
+    stage, server = asked(tmp_path, processors["extends"], replies, CHAIN, [ASK, SUNNY], **options)
+    rows = list(read_jsonl(stage.out_dir / "samples.jsonl"))
+    assert ["s0@1", "s0@2", "s0@3", "s0@4", "s1"] == [row["id"] for row in rows]
+    assert ["last"] * 4 + [None] == [row.get("learnt") for row in rows]
+    for row, place in zip(rows, (1, 3, 5, 7, 1), strict=True):
+        data = CHAIN if row["id"] != "s1" else [ASK, SUNNY]
+        assert (data[:place], place) == (row["messages"][:-1], len(row["messages"]) - 1)
+        assert 1 == len(row["finish_reasons"])
+    assert "Oslo" == rows[0]["messages"][1]["tool_calls"][0]["function"]["arguments"]["city"]
+    assert [1, 3, 5, 7, 1] == [len(body["messages"]) for body in server.conversations]
+    assert ([0], [0]) == (stage.metric("regenerate/cut_at_call"), stage.metric("regenerate/calls_skipped"))
+    assert (5, 5) == stage.progressed[-1]
+    for contexts in ("served", "whole"):
+        made = FakeStage(tmp_path / contexts, {"samples": stage.artifact(ImageSamples)})
+        given = {"processor": str(processors["extends"]), "min_loss_tokens": 1, "preview_samples": 0}
+        tokenize_chat(TokenizeChat(samples=Ref("a"), contexts=contexts, **given), made)
+        reader = TokenReader(made.artifact(TokenShards))
+        tokenizer = AutoTokenizer.from_pretrained(processors["extends"])
+        learnt = [
+            tokenizer.decode(sample.input_ids[sample.loss_mask]) for sample in map(reader.sample, range(len(reader)))
+        ]
+        assert [row["id"] for row in rows] == [record["id"] for record in reader.records]
+        markup = WRITTEN.replace("Paris", "Oslo") + "<|im_end|>"
+        assert [markup, "Clear.<|im_end|>", "No idea.<|im_end|>", "Wet.", "Fine.<|im_end|>"] == learnt

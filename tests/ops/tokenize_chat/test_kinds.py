@@ -122,6 +122,7 @@ def test_the_opening_of_a_call_is_what_stands_before_it_with_and_without_a_text(
     beside = "<|end|><|start|>assistant to=functions.look"
     opening = opening_of_calls(f"{header}<|channel|>final", f"{header} to=functions.look", beside, named)
     assert (" to=functions.", False) == opening
+    assert ("<call>", False) == opening_of_calls("a: x", "a: <call>look", "(look", named)
     assert (None, False) == opening_of_calls("", "tools: look", None, named)
     assert (None, False) == opening_of_calls("a: x", "a: ", None, named)
     called = "a: <think>\n</think>\n\n<tool_call>\nlook"

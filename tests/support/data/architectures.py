@@ -57,6 +57,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 8.0, "embedding_multiplier": 12.0, "attention_multiplier": 0.0625},
     "granitemoe": {"logits_scaling": 8.0, "embedding_multiplier": 12.0},
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 4, "num_hidden_layers": 16},
+    "lfm2_moe": {
+        "layer_types": ["conv", "conv", "full_attention", "conv"] * 6,
+        "num_hidden_layers": 24,
+        "num_experts": 32,
+        "num_dense_layers": 2,
+    },
+    "qwen2_vl": {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+    "glm4v": {"text_config": {"rope_parameters": {"partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}}},
+    "glm4v_moe": {"text_config": {"rope_parameters": {"partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}}},
     "qwen2_5_vl": {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
 }
 # Of files whose model_type transformers does not have: the type that their class is.

@@ -10,8 +10,9 @@ from ops.capture_targets.backend import device_batch
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch
 from ops.lib.target import chunked_prefill
 from ops.lib.target.cache import own_cache, whole_cache
-from ops.lib.target.chunked_prefill import MASK_BYTES, SCORE_BYTES, chunk_length
+from ops.lib.target.chunked_prefill import chunk_length
 from ops.lib.target.prefill import prefill
+from ops.lib.target.sizes import MASK_BYTES, SCORE_BYTES
 from ops.lib.target.verify import Verification
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fast path is not available")
@@ -24,7 +25,7 @@ CHUNK = 5  # below the window, and no divisor of the lengths
 def chunks_of_five(monkeypatch):
     def use():
         monkeypatch.setattr(chunked_prefill, "MOST_BYTES", 1)
-        monkeypatch.setattr(chunked_prefill, "LEAST", CHUNK)
+        monkeypatch.setattr(chunked_prefill, "LEAST_CHUNK", CHUNK)
 
     return use
 
@@ -81,7 +82,7 @@ def test_chunks_begin_where_masks_or_scores_need_more_than_the_limit(monkeypatch
     long, short = text_sample("long", torch.full((64,), 5)), text_sample("short", torch.full((9,), 5))
     windowed, eager, plain = (cache_target(name) for name in ("mistral", "llama eager", "llama"))
     heads = eager.model.config.num_attention_heads
-    monkeypatch.setattr(chunked_prefill, "LEAST", 1)
+    monkeypatch.setattr(chunked_prefill, "LEAST_CHUNK", 1)
     for target, samples, size in (
         (windowed, [long], 64 * MASK_BYTES),
         (plain, [long, short], 2 * 64 * MASK_BYTES),

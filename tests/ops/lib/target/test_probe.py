@@ -326,6 +326,34 @@ def test_what_cannot_be_made_small_is_said() -> None:
         probe_of_copy({**config_of("nemotron"), "num_key_value_heads": None})
 
 
+def test_whatever_a_class_raises_is_said_and_no_traceback() -> None:
+    with pytest.raises(DataError, match="no small copy of this reformer can be made: AssertionError: "):
+        probe_config(config_of("reformer"))
+    with pytest.raises(DataError, match="no small copy of this blt can be made: KeyError: 'num_hidden_layers'"):
+        probe_of_copy({"model_type": "blt"})
+
+
+def test_a_check_that_raises_anything_fails_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_arguments: Any) -> Any:
+        raise AssertionError("not such a length")
+
+    target = small_copy(config_of("llama"))
+    monkeypatch.setattr(probes, "_padding", wrong)
+    monkeypatch.setattr(probes, "speculated_answers", wrong)
+    failed = probe_target(target).failed
+    assert [PADDING, BLOCKS, SPECULATION] == [check.name for check in failed]
+    assert {"AssertionError: not such a length"} == {check.reason for check in failed}
+
+
+def test_a_target_whose_pad_token_is_that_of_its_class_is_measured_and_loaded(tmp_path: Path) -> None:
+    checkpoint = any_checkpoint("phi3", tmp_path / "phi3", vocab_size=32_064)
+    file = checkpoint / "config.json"
+    config = {name: value for name, value in read_json(file).items() if not name.endswith("_token_id")}
+    write_json(file, config)
+    load_target(LoadTarget(checkpoint=str(checkpoint)), FakeStage(tmp_path / "stage", {}))
+    assert [()] * 2 == [probe.failed for probe in kept_probes(tmp_path / "stage" / "out")]
+
+
 def test_what_a_library_prints_is_no_part_of_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text('print("a line of a library")\n')
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

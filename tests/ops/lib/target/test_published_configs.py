@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from dsl.op import Ref
+from ops.lib.target.probe import probe_config
+from ops.lib.target.probed import LAYERS
 from ops.lib.target.sizes import BY_CONFIG, TargetSizes
 from ops.lib.vision.family_config import QWEN, with_defaults
 from ops.train_dflash.op import TrainDflash
@@ -210,6 +212,26 @@ def test_a_published_config_that_the_formulas_do_not_know_gives_them_too(name: s
     billions, _, config = BY_MODEL[name]
     assert config["model_type"] not in (*BY_CONFIG, *QWEN)
     check(billions, config)
+
+
+# With ids of a class beyond a copy's vocabulary, and with all sizes left to the class.
+PROBED_OFTEN = ("Phi-3-mini-4k", "Phi-4", "GLM-4-9B-0414", "SmolLM3-3B", "DeepSeek-V3")
+
+
+def check_copy(config: dict[str, Any]) -> None:
+    failed = probe_config(with_defaults(config)).failed
+    assert [LAYERS] * (config["model_type"] == "llama4") == [check.name for check in failed]
+
+
+@pytest.mark.parametrize("name", PROBED_OFTEN)
+def test_what_a_published_config_leaves_to_its_class_is_small_in_a_copy(name: str) -> None:
+    check_copy(PUBLISHED[name][2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in {**PUBLISHED, **BY_MODEL} if name not in PROBED_OFTEN])
+def test_all_of_a_small_copy_of_a_published_config_holds(name: str) -> None:
+    check_copy({**PUBLISHED, **BY_MODEL}[name][2])
 
 
 def test_thirty_one_are_compared() -> None:
