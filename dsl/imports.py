@@ -207,6 +207,20 @@ def _mapping(module: ModuleType) -> dict[str, str]:
     return mapping
 
 
+def module_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of dflow; its environment must come from `child_environment`."""
+    return [sys.executable, "-m", module, *arguments]
+
+
+def child_environment(**variables: str) -> dict[str, str]:
+    """This process's environment, changed so that `ops` in the working directory cannot shadow dflow's.
+
+    variables: set in addition.
+    """
+    path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1", **variables}
+
+
 def named_function(place: str) -> Any:
     """The object named "module:name". Raises ImportError or AttributeError.
 

@@ -114,8 +114,9 @@ def _memory(
     graph: Graph, needs: Mapping[str, Estimate], history: PreviousNodes
 ) -> tuple[dict[str, int | None], list[str]]:
     """The peak memory of a rank when each node last ran, and a line for each node that does not fit on this machine."""
+    from dsl.memory import machine_memory
     from executor.planning.preflight import measured_memory, too_large
-    from executor.system.hardware import gpu_memory, machine_memory
+    from executor.system.hardware import gpu_memory
 
     measured = {
         node_id: measured_memory(graph.nodes[node_id], history.computed(node_id))

@@ -21,13 +21,12 @@ from packaging.specifiers import SpecifierSet
 
 from dsl.convert import structure
 from dsl.finding import Finding
-from dsl.imports import PROJECT
+from dsl.imports import PROJECT, child_environment, module_command
+from dsl.memory import machine_memory
 from dsl.shown import shown_bytes
 from executor.doctor.probe import LibraryFacts, TorchFacts
 from executor.keys.node_key import NOT_INSTALLED, LibraryVersions
-from executor.system.hardware import machine_memory
 from executor.system.resource_pool import devices
-from executor.system.supervisor import child_environment, module_command
 from ops.lib.kernels.c_library import compiled_sweep
 
 INSTALL = f"{sys.executable} -m pip install -c constraints.txt -e"

@@ -15,12 +15,13 @@ from functools import partial
 
 from dsl.errors import DiskFull
 from dsl.files import append_line, appended, clear_errors
+from dsl.imports import child_environment
 from executor.launchers.backend import HostExit, StageOrder, exits_path, host_log
 from executor.launchers.redacted_log import RedactedLog
 from executor.records.events import Body, Event, System
 from executor.system.resource_pool import VISIBLE, device_order
 from executor.system.stage_mark import STAGE, new_mark, note_mark
-from executor.system.supervisor import Child, child_environment
+from executor.system.supervisor import Child
 from executor.system.system_metrics import Usage
 from executor.system.user_cache import compile_cache
 

@@ -30,9 +30,10 @@ from pathlib import Path
 
 from attrs import frozen
 
+from dsl.imports import module_command
 from dsl.stage import LOOPBACK_ONLY, RENDEZVOUS
 from executor.launchers.stage_contract import ONE_OF_SEVERAL, WORKER, WORKERS, RankExit, report_lost, write_exits
-from executor.system.supervisor import ENDING, PARENT, begin_as_child, exit_text, module_command
+from executor.system.supervisor import ENDING, PARENT, begin_as_child, exit_text
 
 FORWARDED = (*ENDING, signal.SIGHUP, signal.SIGQUIT)
 KILL_AFTER_S = 30.0

@@ -35,13 +35,13 @@ from attrs import frozen
 from dsl.convert import structure, unstructure
 from dsl.errors import ClusterError, StageError, StructureError, shortened
 from dsl.files import read_json_or_none
-from dsl.imports import PROJECT
+from dsl.imports import PROJECT, child_environment, module_command
 from executor.launchers.backend import StageOrder
 from executor.launchers.hosts import HostFacts, host_facts
 from executor.store.lease import ACTORS
 from executor.system.output import last_lines
 from executor.system.resource_pool import Capacity
-from executor.system.supervisor import ChildGroup, child_environment, module_command, run_module
+from executor.system.supervisor import ChildGroup, run_module
 
 PROBE_WITHIN_S = 60.0
 CONNECTS_WITHIN_S = 10.0

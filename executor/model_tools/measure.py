@@ -22,6 +22,7 @@ from dsl.estimate import useful_threads
 from dsl.files import read_object_or_none, write_json
 from dsl.finding import Finding
 from dsl.graph import Graph, graph_to_json
+from dsl.imports import module_command
 from dsl.stage import NOW
 from executor.launchers.host_run import stage_environment
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
@@ -30,7 +31,7 @@ from executor.records.events import NodeEvents, read_events
 from executor.records.run_record import Record, load_begun
 from executor.store.artifact_store import Store
 from executor.system.resource_pool import threads_of
-from executor.system.supervisor import ChildGroup, exit_text, module_command
+from executor.system.supervisor import ChildGroup, exit_text
 from ops.tools.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of
 from ops.tools.diagnose.judgement import TABLES, PartFigures
 

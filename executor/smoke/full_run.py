@@ -14,9 +14,10 @@ from pathlib import Path
 from attrs import frozen
 
 from dsl.estimate import Amount, Growth
+from dsl.memory import machine_memory
 from dsl.shown import shown_bytes
 from executor.records.events import Event, Progress
-from executor.system.hardware import gpu_memory, machine_memory
+from executor.system.hardware import gpu_memory
 from executor.system.output import columns, print_lines
 
 ALIKE = 1.25  # a spread of no more than this is one figure

@@ -1,13 +1,11 @@
-"""This machine: its memory, its GPUs as NVIDIA's driver lists them, and since when it runs."""
+"""This machine: its GPUs as NVIDIA's driver lists them, and since when it runs."""
 
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 from types import ModuleType
 
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))  # the second on WSL
 UNLISTED = (Path("/dev/kfd"), Path("/dev/nvmap"), Path("/dev/nvhost-gpu"), Path("/dev/nvgpu"))  # AMD's and Tegra's
 NO_GPU = 'launch.device is "cuda", but torch finds no GPU here; use "auto" or "cpu"'
@@ -16,16 +14,6 @@ NO_GPU = 'launch.device is "cuda", but torch finds no GPU here; use "auto" or "c
 def boot_id() -> str:
     """The id of this machine's current boot; containers on the machine share it."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-def machine_memory() -> int:
-    """Bytes of memory of this machine, or of this process's container."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = CGROUP_LIMIT.read_text().strip()
-    except OSError:
-        return whole
-    return min(whole, int(limit)) if limit.isdecimal() else whole
 
 
 @functools.cache

@@ -10,8 +10,9 @@ from attrs import frozen
 from dsl.finding import Field, Finding
 from dsl.graph import GraphNode
 from dsl.launch import Launch, Machine, memory_bytes
+from dsl.memory import machine_memory
 from dsl.shown import shown_bytes
-from executor.system.hardware import NO_GPU, gpu_indices, machine_memory, may_have_gpu
+from executor.system.hardware import NO_GPU, gpu_indices, may_have_gpu
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"

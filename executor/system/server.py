@@ -13,8 +13,9 @@ from typing import NoReturn
 
 from dsl.errors import DflowError, ServerError
 from dsl.files import new_file
+from dsl.imports import child_environment
 from executor.system.output import last_lines, print_lines
-from executor.system.supervisor import ChildGroup, child_environment, exit_text
+from executor.system.supervisor import ChildGroup, exit_text
 from ops.lib.data.proxies import open_directly
 
 POLL_S = 0.5

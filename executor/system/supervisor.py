@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple, Self
 
-from dsl.imports import PROJECT
+from dsl.imports import child_environment, module_command
 
 GONE = 70  # the exit code of a process whose parent is gone
 GRACE_S = 10.0
@@ -238,20 +238,6 @@ def run_module(module: str, *arguments: str, within_s: float, go_on: Callable[[]
 def _text(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
-
-
-def module_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module; its environment must come from `child_environment`."""
-    return [sys.executable, "-m", module, *arguments]
-
-
-def child_environment(**variables: str) -> dict[str, str]:
-    """This process's environment, changed so that `ops` in the working directory cannot shadow dflow's.
-
-    variables: set in addition.
-    """
-    path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1", **variables}
 
 
 def end_with_parent(parent: int) -> None:

@@ -26,15 +26,8 @@ from attrs import frozen
 
 from dsl.convert import structure, unstructure
 from dsl.files import compact
-from executor.system.supervisor import (
-    GONE,
-    Finished,
-    child_environment,
-    end_with_parent,
-    exit_text,
-    module_command,
-    run_module,
-)
+from dsl.imports import child_environment, module_command
+from executor.system.supervisor import GONE, Finished, end_with_parent, exit_text, run_module
 from executor.tracking.sync_state import REPORT, new_replay, sync_lock
 
 # How long the end of a run waits for MLflow, and how long that of a stopped run, whose user wants to leave.

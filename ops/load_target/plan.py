@@ -9,6 +9,7 @@ from typing import Any
 
 from dsl.errors import DataError, NotKnown
 from dsl.estimate import Estimate, PlanContext
+from dsl.memory import free_memory
 from dsl.shown import shown_bytes
 from ops.lib.forecasts import TargetForecast, read_config, read_target_config
 from ops.lib.target.checkpoint_check import (
@@ -20,7 +21,7 @@ from ops.lib.target.checkpoint_check import (
     template_notes,
 )
 from ops.lib.target.checkpoint_files import WEIGHTS
-from ops.lib.target.probed import free_memory, is_measured
+from ops.lib.target.probed import is_measured
 from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes, mask_warning

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError
+from dsl.memory import free_memory
 from dsl.shown import shown_bytes
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
@@ -15,7 +16,7 @@ from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
 from ops.lib.target.model import Target, complete_config, describe_target, read_config, write_target_json
 from ops.lib.target.probe import probe_config, probe_weights
-from ops.lib.target.probed import COPY, MEASURED, WEIGHTS, Probe, free_memory, is_measured
+from ops.lib.target.probed import COPY, MEASURED, WEIGHTS, Probe, is_measured
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.target.token_ids import mask_warning
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from functools import cache
 from itertools import islice
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.estimate import CHECKPOINTS, Amount, Estimate, Growth, PlanContext
-from dsl.imports import PROJECT
+from dsl.imports import child_environment, module_command
 from dsl.op_table import own_algorithms
 from dsl.shown import shown_bytes
 from ops.capture_targets.plan import feature_bytes, target_pass
@@ -229,12 +227,11 @@ def missing_here(config: TrainDflash) -> dict[str, str]:
 
 @cache
 def _mistake(folder: Path, block_size: int, layers: int, training: str) -> str:
-    path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
-        [sys.executable, "-m", TRIAL, str(folder), str(block_size), str(layers), training],
+        module_command(TRIAL, str(folder), str(block_size), str(layers), training),
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"},
+        env=child_environment(),
         check=False,
     )
     if done.returncode:

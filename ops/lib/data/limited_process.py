@@ -28,7 +28,7 @@ from typing import IO, Any
 from attrs import frozen
 
 from dsl.errors import DataError
-from dsl.imports import PROJECT, import_from_source, named_function, source_of
+from dsl.imports import child_environment, import_from_source, module_command, named_function, source_of
 
 SECONDS = 10.0  # of CPU time for each item
 LEAST_S = 0.001  # a timer of 0 s would never end
@@ -104,12 +104,11 @@ class LimitedProcess:
         is_new = process is None
         if process is None:
             module, name = self._function.__module__, self._function.__name__
-            path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
             process = self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, f"{module}:{name}"],
+                module_command(__name__, f"{module}:{name}"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"},
+                env=child_environment(),
             )
             atexit.register(partial(_end, process, os.getpid()))
         requests, answers = process.stdin, process.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from attrs import asdict, frozen
 
 from dsl.errors import DataError
+from dsl.imports import child_environment, module_command
 from ops.lib.data.files import read_object
 
 MEASURED = "measurements.json"  # of a target's artifact; outside of its digest
@@ -146,8 +146,10 @@ def probe_of_copy(config: Mapping[str, Any]) -> Probe:
 
     Raises DataError where no copy can be made of it, or its process fails.
     """
-    command = [sys.executable, "-m", "ops.lib.target.probe"]
-    made = subprocess.run(command, input=json.dumps(config), capture_output=True, text=True, check=False)
+    command = module_command("ops.lib.target.probe")
+    made = subprocess.run(
+        command, input=json.dumps(config), capture_output=True, text=True, env=child_environment(), check=False
+    )
     if made.returncode:
         raise DataError(f"the probe of the target failed: {made.stderr.strip().rpartition(chr(10))[2]}")
     values = json.loads(made.stdout.rpartition("\n")[2])  # libraries may print before it
@@ -165,9 +167,3 @@ def kept_probes(folder: Path) -> list[Probe]:
 def is_measured(size: int, free: int) -> bool:
     """Whether so many bytes of weights in float32 are loaded to measure them. free: bytes of the machine's memory."""
     return size < free / 2
-
-
-def free_memory() -> int:
-    """Bytes of this machine's memory that are free, or can be freed."""
-    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 1 << 40)

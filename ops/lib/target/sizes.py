@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
@@ -21,6 +20,7 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import DataError
+from dsl.imports import child_environment, module_command
 from ops.lib.data.files import shown_json
 from ops.lib.target.stored_weights import EMBED_ENDINGS, HEAD_ENDINGS
 from ops.lib.vision.config_classes import has_language_model
@@ -221,8 +221,8 @@ def shapes_without_weights(config: str) -> Shapes:
     """The tensors of the model of a config.json's text, by name, with their shapes. Raises ValueError where there is
     none.
     """
-    command = [sys.executable, "-m", "ops.lib.target.meta_model"]
-    made = subprocess.run(command, input=config, capture_output=True, text=True, check=False)
+    command = module_command("ops.lib.target.meta_model")
+    made = subprocess.run(command, input=config, capture_output=True, text=True, env=child_environment(), check=False)
     if made.returncode:
         raise ValueError(made.stderr.strip().rpartition("\n")[2])
     return {name: tuple(shape) for name, shape in json.loads(made.stdout).items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
@@ -13,6 +12,7 @@ import attrs
 from attrs import Factory, field, frozen
 
 from dsl.errors import ConfigError, DataError
+from dsl.imports import child_environment, module_command
 from ops.capture_targets.layers import spread_layers
 from ops.lib.data.files import shown_json
 from ops.lib.forecasts import read_target_config
@@ -203,8 +203,8 @@ def most_image_tokens(checkpoint: str, image_backend: str) -> int:
 
     Raises DataError where it cannot be loaded.
     """
-    command = [sys.executable, "-m", "ops.lib.vision.processor", checkpoint, image_backend, *map(str, LARGE)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = module_command("ops.lib.vision.processor", checkpoint, image_backend, *map(str, LARGE))
+    made = subprocess.run(command, capture_output=True, text=True, env=child_environment(), check=False)
     if made.returncode:
         raise DataError(f"{checkpoint}: images cannot be read: {made.stderr.strip().rpartition(chr(10))[2]}")
     return int(made.stdout)

@@ -12,6 +12,9 @@ from seeing_targets import seeing_checkpoint
 
 from executor.cli import main
 from ops.lib.data.files import read_json
+from ops.lib.forecasts import read_target_config
+from ops.lib.target.probed import probe_of_copy
+from ops.lib.target.sizes import shapes_without_weights
 from ops.tools.init.target import most_image_tokens
 
 KINDS = ("llama", "gemma3_text", "gpt_oss", "glm4")
@@ -44,6 +47,16 @@ def test_init_writes_a_pipeline_that_plans_without_a_hand_on_it(
     made = nodes(project / "pipeline.toml")
     assert 360 == made["target"]["mask_token_id"]  # the first row without a token
     assert 0 == main(["plan", "pipeline.toml"])
+
+
+def test_another_package_called_ops_is_not_taken_for_dflows(project: Path) -> None:
+    target = seeing_checkpoint("gemma3", project / "target")
+    (project / "ops").mkdir()
+    (project / "ops" / "__init__.py").write_text("raise ImportError('the user's own')\n")
+    config = read_target_config(any_checkpoint("llama", project / "llama"))
+    assert () == probe_of_copy(config).failed
+    assert "model.embed_tokens.weight" in shapes_without_weights(json.dumps(config))
+    assert 4 == most_image_tokens(str(target), "pillow")
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from toy_ops import is_alive, wait_for
 
-from executor.system.supervisor import ChildGroup, child_environment, exit_text, module_command, run_module
+from dsl.imports import child_environment, module_command
+from executor.system.supervisor import ChildGroup, exit_text, run_module
 
 # Starts a child that ignores SIGTERM and holds all that is open, and says both process ids.
 LEAVES = """
@@ -23,7 +24,8 @@ os.rename("pids.partial", "pids")
 """
 STARTS = """
 import subprocess, sys, time
-from executor.system.supervisor import ChildGroup, child_environment
+from dsl.imports import child_environment
+from executor.system.supervisor import ChildGroup
 ChildGroup([sys.executable, "leaves.py"], child_environment(), grace_s=float(sys.argv[1]))
 time.sleep(600)
 """
