@@ -20,6 +20,7 @@ from ops.lib.target.checkpoint_check import (
     template_notes,
 )
 from ops.lib.target.checkpoint_files import WEIGHTS
+from ops.lib.target.probed import TURNS
 from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes, mask_warning
@@ -28,6 +29,9 @@ from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR, image_settings, l
 from ops.load_target.op import LoadTarget
 
 LARGE = 1_000_000_000  # bytes of weights whose measuring is announced
+# Of one turn of all checks on the weights: passes of the model, and their tokens together.
+PASSES, TOKENS = 65, 700
+READ, COMPUTED = 1e10, 1e10  # bytes in a second, and operations of a core: of a slow machine
 TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
 
 
@@ -41,7 +45,7 @@ def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
     directory = Path(config.checkpoint)
     found = find_config(config.checkpoint, config.revision, context.root)
     target = TargetForecast.of(found, directory, **_ids(config), identity=context.identity)
-    memory, notes = _measuring(target, directory if directory.is_dir() else None)
+    memory, notes = _measuring(config, target, directory if directory.is_dir() else None)
     if directory.is_dir():
         size = sum(file.stat().st_size for pattern in WEIGHTS for file in directory.glob(pattern))
         notes = (*notes, *_notes(config))
@@ -52,7 +56,9 @@ def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
     return Estimate(memory=memory, disk={"checkpoint": size}, notes=(note, *notes), forecast=target)
 
 
-def _measuring(target: TargetForecast, directory: Path | None) -> tuple[dict[str, int], tuple[str, ...]]:
+def _measuring(
+    config: LoadTarget, target: TargetForecast, directory: Path | None
+) -> tuple[dict[str, int], tuple[str, ...]]:
     """What load_target loads to measure the target: the memory by part, and for LARGE weights a sentence.
 
     directory: None for a model id.
@@ -69,7 +75,30 @@ def _measuring(target: TargetForecast, directory: Path | None) -> tuple[dict[str
     weights = f"its weights, {shown_bytes(size)} in float32"
     if not is_loaded:
         weights += ", where half of the free memory holds them: here it does not"
-    return memory, (f"measures what holds of the target on {' and on '.join([*copied, weights])} (docs/targets.md)",)
+    notes = (f"measures what holds of the target on {' and on '.join([*copied, weights])} (docs/targets.md)",)
+    if is_loaded and not measured_turns(target.sizes.parameters, config.measure_minutes):
+        notes += (shortened(target.sizes.parameters, config.measure_minutes),)
+    return memory, notes
+
+
+def measured_turns(parameters: int, minutes: float) -> int:
+    """How often all checks can run on the weights within so many minutes, by an estimate; at most TURNS."""
+    return min(TURNS, int(minutes / turn_minutes(parameters)))
+
+
+def turn_minutes(parameters: int) -> float:
+    """About how long all checks take on the weights in float32, by what a pass reads and what a token computes."""
+    cores = len(os.sched_getaffinity(0))
+    return parameters * (PASSES * 4 / READ + TOKENS * 2 / (COMPUTED * cores)) / 60
+
+
+def shortened(parameters: int, minutes: float) -> str:
+    """What is measured of the weights where `measured_turns` is 0, and how to measure the rest."""
+    return (
+        f"of its weights only layers, head and embedding are measured: all checks take about "
+        f"{turn_minutes(parameters):,.0f} minutes on this CPU, and measure_minutes of load_target is {minutes:g}; set "
+        "it higher to measure padding, blocks and speculation on them too"
+    )
 
 
 def is_measured(size: int, free: int) -> bool:

@@ -37,6 +37,7 @@ LEFT = {  # what is still possible where a check fails
     SPECULATION: NOT_EVALUATED,
     LENGTHS: "only texts within that range are right",
 }
+TURNS = 3  # of texts with which weights are tried, at most
 NEEDED = (LAYERS, HEAD)  # without which a target is refused
 
 
@@ -87,6 +88,11 @@ class Probe:
     @property
     def failed(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if not check.holds)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether drafts were verified with it; of weights that would take too long they are not."""
+        return any(check.name == SPECULATION for check in self.checks)
 
     @property
     def is_usable(self) -> bool:
