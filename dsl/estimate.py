@@ -100,14 +100,16 @@ CHECKPOINTS = "checkpoints"  # a part of `Estimate.disk`
 class Estimate:
     """The resources that a node needs, each as bytes by the name of the part.
 
-    memory: what a rank holds between its steps, on its GPU if it has one. disk: what all ranks leave in the store;
-    under CHECKPOINTS, what is removed when the node is done. disk_per: the amount of data that `disk` holds for, such
-    as "a million tokens"; "" for all of it. less_disk: how to make the node write less, for the error when it does not
-    fit. notes: sentences for the user. growth: known after a trial run, if the op can tell. forecast: of the output, in
-    a form that the hooks of its readers understand.
+    memory: what a rank holds between its steps, on its GPU if it has one. per_pass: what it needs besides for the
+    longest sample, at most. disk: what all ranks leave in the store; under CHECKPOINTS, what is removed when the node
+    is done. disk_per: the amount of data that `disk` holds for, such as "a million tokens"; "" for all of it.
+    less_disk: how to make the node write less, for the error when it does not fit. notes: sentences for the user.
+    growth: known after a trial run, if the op can tell. forecast: of the output, in a form that the hooks of its
+    readers understand.
     """
 
     memory: Mapping[str, int] = {}
+    per_pass: Mapping[str, int] = {}
     disk: Mapping[str, int] = {}
     disk_per: str = ""
     less_disk: str = ""

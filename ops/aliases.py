@@ -103,6 +103,9 @@ BY_NAMES: Mapping[str, Mapping[str, str] | str] = {
     "max_anchors": {"train_dflash.num_anchors": "at most, of one sequence"},
     "loss_decay_gamma": {"train_dflash.gamma": ""},
     "dataset data_path train_data_path train_files": {"ingest.source": "a file or a folder"},
+    "image_column caption_column prompt_key messages_key input_key output_key": {
+        "ingest.columns": 'a table, such as { image = "file_name", answer = "caption" }'
+    },
     "max_samples": {
         "ingest.max_samples": "of each category, over all splits",
         "evaluate.max_prompts": "of each category",

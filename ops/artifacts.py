@@ -23,9 +23,9 @@ class Samples(Artifact):
                         "content": [{"type": "text", "text"} | {"type": "image"}]}],
                         "images": [image reference, ...]}; the i-th image part, over all turns, shows images[i];
                         "label" as well, what a right answer says, where the source tells it apart from the answer;
-                        and "topic", the text of the row's own "category", where it has one. With tools: "tools" as chat
-                        templates take them, "tool_calls" of answers, and turns {"role": "tool", "tool_call_id", "name",
-                        "content"}; then keys are not sorted. An answer's "reasoning_content" where it has one
+                        and "topic", the text of the field that `group` names, if any. With tools: "tools" as
+                        chat templates take them, "tool_calls" of answers, and turns {"role": "tool", "tool_call_id",
+                        "name", "content"}; then keys are not sorted. An answer's "reasoning_content" where it has one
     images-00000.bin    packs of encoded images, about 256 MiB each
     summary.json        {"in", "kept", "dropped": {reason: count}, "splits": {split: count}, and where more than a tenth
                         is lost "losses": [{"of": "samples" | "answers", "text", "remedy"}]}
@@ -44,7 +44,10 @@ class ImageSamples(Artifact):
                         {"type": "text", "text"}]}], "images": [image reference, ...]}, image parts and the
                         optional "label", "topic" and what belongs to tools as in Samples;
                         where the target answered itself also {"finish_reasons": ["stop" | "length", ...],
-                        "answer_tokens": [...]}, one of each per answer
+                        "answer_tokens": [...]}, one of each per answer; such an answer has the ids that the target
+                        generated, "generated_ids", with EOS unless it was cut, and the digest of the tokens that they
+                        mean, "tokenizer", except where a server reports none. "learnt": "last" where only the last
+                        answer is learnt, of an id "ID@K" for the K-th answer of a conversation
     images-00000.bin    the packs of the ingested samples (hard links where the file system allows)
     summary.json        as in Samples, and dropped.csv
     answered.json       where a target answered, how it was asked: {"enable_thinking"}
@@ -68,7 +71,9 @@ class TokenShards(Artifact):
     samples.jsonl               one object per sample, in shard order; with contexts = "served", a conversation may have
                                 several, of the ids "ID@K": K is the number of the first answer that is learnt in it
                                 {"id", "split", "category", "shard", "row", "tokens", "prompt_tokens", "loss_tokens",
-                                "label": that of the row, or else the text of the last answer}, and "topic" of the row
+                                "label": that of the row, or else the text of the last answer}, and "topic" of the row;
+                                with contexts = "served" also "answers": [[first token, answers before it], ...] of each
+                                answer that the sample can be asked for, the last one's at prompt_tokens
     train-00000.safetensors     per shard, samples concatenated (N samples, T tokens, R pixel rows, I images):
                                 input_ids int32 [T]; loss_mask uint8 [T] (1 on answers and their EOS);
                                 token_offsets int64 [N + 1]; pixel_values float32 [R, patch_dim];
@@ -76,6 +81,8 @@ class TokenShards(Artifact):
                                 Text-only samples own zero rows; every tensor is there in every shard. With "images_of"
                                 also "seen.NAME", what the processor made for all samples, flat and joined, and
                                 "shape.NAME" int64 [N, dimensions], zeros without images; "image_tokens" counts tokens.
+                                With contexts = "served" and answers, kinds uint8 [T]: 0 where nothing is learnt, 1
+                                reasoning, 2 text, 3 call, 4 the EOS of an answer
     processor/                  tokenizer.json, tokenizer_config.json, chat_template.jinja and, for images,
                                 preprocessor_config.json: loadable by transformers
     preview.html                the first samples of the train split: tokens coloured by the loss mask, images small

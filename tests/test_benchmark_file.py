@@ -84,7 +84,7 @@ def test_a_folder_and_a_missing_file_are_no_benchmark(tiny, benchmark, capsys):
 @pytest.mark.parametrize(
     ("name", "row", "settings", "mistake"),
     [
-        ("bfcl.json", {"id": "a", "question": [[]], "function": []}, [], "rows of BFCL, whose prompts come with tools"),
+        ("bfcl.json", {"id": "a", "question": [[]], "function": []}, [], '"question" must be a list of turns, each a'),
         ("own.jsonl", GOOD, ["eval.benchmark_prompt=z-lab"], 'benchmark_prompt = "z-lab" is for questions of GSM8K'),
         ("cut.jsonl.gz", GOOD, [], "cannot be unpacked as gzip"),
         ("gsm8k.jsonl", {"question": 5}, [], '"question" must be a text, got a number'),

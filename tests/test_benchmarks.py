@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from agent_templates import TEMPLATES
 from safetensors import safe_open
 
 from benchmarks.harness import Side, run_side
@@ -132,6 +133,21 @@ def test_preprocessing_is_measured_against_the_loop_and_gives_the_same_ids_and_p
     for speed in figures["speed"]:
         row = next(line for line in done.stdout.splitlines() if line.startswith(f"| {speed['setting']}"))
         assert ("holds" if speed["ratio"] >= speed["goal"] else "missed") == row.split("|")[6].strip()
+
+
+def test_rendering_is_measured_beside_jinjas_sandbox_and_gives_the_same_texts(tmp_path):
+    (tmp_path / "extends.jinja").write_text(TEMPLATES["extends"].text)
+    (tmp_path / "no tools.jinja").write_text(TEMPLATES["no tools"].text)
+    command = [sys.executable, "benchmarks/rendering.py", "--rounds=1", "--calls=3", "--templates"]
+    command += [str(file) for file in sorted(tmp_path.glob("*.jinja"))] + [f"--json={tmp_path / 'figures.json'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert 0 == done.returncode, done.stderr
+    assert {"extends": {"ours", "jinja"}} == {
+        name: set(sides) for name, sides in json.loads((tmp_path / "figures.json").read_text()).items()
+    }
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line]
+    assert ["extends", "8"] == rows[-2][:2]  # a prompt and a text for each of four answers
+    assert ["no tools", "refused: tools not shown by the chat template"] == rows[-1][:2]
 
 
 def test_commands_are_measured_beside_another_checkout(tmp_path):

@@ -20,6 +20,7 @@ from executor.system.hardware import may_have_gpu
 from executor.system.output import OK, name_store, print_lines
 from executor.system.progress import Activity
 from ops.tools.init.advice import Precision, advise
+from ops.tools.init.columns import named_columns
 from ops.tools.init.survey import Counter, survey
 from ops.tools.init.target import Measured, Target, measured, read_target, with_unseen_mask
 from ops.tools.init.text import PLACEHOLDER, pipeline_text, summary
@@ -52,6 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=DTYPES,
         help="of the forward passes; default: the target's own, or float32 where this machine has no GPU",
     )
+    parser.add_argument(
+        "--column",
+        metavar="KEY=NAME",
+        action="append",
+        default=[],
+        help="the column of the data that holds what KEY is, such as answer=caption; default: proposed by its name and "
+        "values. Repeatable",
+    )
     parser.add_argument("--allow-outside", action="store_true", help="also use images outside that folder")
     parser.add_argument("--force", action="store_true", help=f"overwrite FILE and {SCHEMA} where they exist")
     add_store(parser)
@@ -74,7 +83,8 @@ def main(options: argparse.Namespace) -> int:
     except DataError as error:
         mistakes.append(str(error))
     try:
-        found = survey(tuple(options.data), Counter.of(target), _image_root(options), options.allow_outside)
+        named = named_columns(options.column)
+        found = survey(tuple(options.data), Counter.of(target), _image_root(options), options.allow_outside, named)
         if target is not None:
             target = with_unseen_mask(target, found.token_ids, len(found.lengths))
         for data in options.data:

@@ -216,17 +216,19 @@ def print_estimates(
         if need.memory or need.disk:
             took = measured.get(node_id)
             last = "" if took is None else shown_bytes(took)
-            rows.append((node_id, str(graph.nodes[node_id].launch.world_size), _total(need.memory), last, _disk(need)))
-        for kind, parts in (("memory", need.memory), ("disk", need.disk)):
+            ranks = str(graph.nodes[node_id].launch.world_size)
+            rows.append((node_id, ranks, _total(need.memory), _total(need.per_pass), last, _disk(need)))
+        for kind, parts in (("memory", need.memory), ("a pass", need.per_pass), ("disk", need.disk)):
             if len(parts) > 1:
                 details.append(f"{node_id}: {kind}: {_parts(parts)}")
         details += [f"{node_id}: {note}" for note in need.notes]
     if rows:
-        header = ("node", "ranks", "held each", "took last", "disk")
+        header = ("node", "ranks", "held each", "a pass", "took last", "disk")
         print_lines("\n" + columns(header, rows, right=header[1:]))
         print_lines(
-            "held each: weights, gradients and optimizer state of a rank, on its GPU or else in memory, without what a "
-            "pass keeps; took last: its peak when the node ran last; --smoke measures it before a full run"
+            "held each: weights, gradients and optimizer state of a rank, on its GPU or else in memory; a pass: what "
+            "the longest sample needs besides, at most, without libraries; took last: its peak when the node ran last; "
+            "--smoke measures it before a full run"
         )
         print_lines(f"{shown_bytes(free_disk)} of disk are free at {store}")
     for line in details:

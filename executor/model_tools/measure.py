@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
+
 from dsl.errors import DataError, DflowError, PipelineError, StoreError, did_you_mean
 from dsl.estimate import useful_threads
 from dsl.files import read_object_or_none, write_json
@@ -30,6 +32,7 @@ from executor.store.artifact_store import Store
 from executor.system.resource_pool import threads_of
 from executor.system.supervisor import ChildGroup, exit_text, module_command
 from ops.tools.diagnose.chain import Chain, drafts_of, last_drafts_of, training_of
+from ops.tools.diagnose.judgement import TABLES, PartFigures
 
 LOG_LINES = 20
 
@@ -139,8 +142,16 @@ def keep(record: Record, result: Result) -> None:
     write_json(record.folder / RESULT, {"drafts": list(by_node.values())})
 
 
-def kept(record: Record) -> dict[str, list[Finding]]:
-    """The findings of `dflow diagnose` kept in a record, by node, for drafts that the run still has.
+@frozen
+class Kept:
+    """What a record keeps of a diagnosis. parts: tables of tau by part; empty of an earlier version."""
+
+    findings: Sequence[Finding]
+    parts: Mapping[str, Sequence[PartFigures]]
+
+
+def kept(record: Record) -> dict[str, Kept]:
+    """The results of `dflow diagnose` kept in a record, by node, for drafts that the run still has.
 
     Empty where the file is damaged.
     """
@@ -149,7 +160,9 @@ def kept(record: Record) -> dict[str, list[Finding]]:
         for each in (read_object_or_none(record.folder / RESULT) or {}).get("drafts", []):
             state = record.state.nodes.get(each["node"])
             if state is not None and state.digest == each["digest"]:
-                found[each["node"]] = list(map(Finding.from_json, each["findings"]))
+                tables = {table: each.get("parts", {}).get(table, ()) for table in TABLES}
+                parts = {table: [PartFigures(**part) for part in of_table] for table, of_table in tables.items()}
+                found[each["node"]] = Kept(list(map(Finding.from_json, each["findings"])), parts)
     except (ValueError, TypeError, KeyError, AttributeError):
         return {}
     return found

@@ -33,12 +33,13 @@ from executor.system.symlinks import folder_size
 class Estimates:
     """The estimated needs of each node whose op can tell. forecast: of each output, None where unknown.
 
-    refused: why an op gives no estimate: what is wrong, each by itself.
+    refused: why an op gives no estimate: what is wrong, each by itself. failed: what hooks with a bug raised.
     """
 
     needs: Mapping[str, Estimate]
     forecast: Mapping[str, Any]
     refused: Mapping[str, Sequence[str]]
+    failed: Mapping[str, Exception]
 
 
 def preflight(
@@ -58,11 +59,20 @@ def graph_estimates(
     """The estimates of a graph. made: artifact folders in the store, by node id.
 
     A node whose artifact exists needs nothing, but its readers use its forecast. Unknown sizes become notes. Hooks see
-    device = "cpu" where the node computes on the CPU.
+    device = "cpu" where the node computes on the CPU. Raises what the first hook with a bug raised.
     """
+    estimates = _estimates(graph, made, free_disk, trials)
+    for error in estimates.failed.values():
+        raise error
+    return estimates
+
+
+def _estimates(graph: Graph, made: Mapping[str, Path], free_disk: int, trials: Mapping[str, Trial] = {}) -> Estimates:
+    """As `graph_estimates`, but a hook with a bug ends nothing: its readers know nothing of the node."""
     needs: dict[str, Estimate] = {}
     forecast: dict[str, Any] = dict.fromkeys(graph.nodes)
     refused: dict[str, Sequence[str]] = {}
+    failed: dict[str, Exception] = {}
     identities: dict[str, str] = {}
     for node_id, node in graph.nodes.items():
         identities[node_id] = _identity(node, made.get(node_id), identities)
@@ -86,10 +96,13 @@ def graph_estimates(
         except DflowError as error:
             refused[node_id] = error.mistakes if isinstance(error, ConfigError) else [str(error)]
             continue
+        except Exception as error:  # noqa: BLE001 - the op's author wrote it: one node fails, not the run
+            failed[node_id] = error
+            continue
         if needed is not None:
             forecast[node_id] = needed.forecast
             needs[node_id] = Estimate(growth=needed.growth) if node_id in made else needed
-    return Estimates(needs, forecast, refused)
+    return Estimates(needs, forecast, refused, failed)
 
 
 def _identity(node: GraphNode, artifact: Path | None, identities: Mapping[str, str]) -> str:
@@ -114,6 +127,8 @@ def estimate_row(need: Estimate, measured: int | None = None) -> dict[str, Any]:
         "memory": dict(need.memory),
         "memory_total": sum(need.memory.values()),
         "memory_measured": measured,
+        "pass": dict(need.per_pass),
+        "pass_total": sum(need.per_pass.values()),
         "disk": dict(need.disk),
         "disk_total": sum(need.disk.values()),
         "disk_per": need.disk_per,
@@ -180,28 +195,45 @@ def disk_mistakes(
 
 def conflicts_below(
     store: Store, graph: Graph, pending: Sequence[str], digests: Mapping[str, str]
-) -> dict[str, list[Finding]]:
-    """What does not fit the inputs of nodes that have yet to run, by node; nodes without findings are left out.
+) -> dict[str, Exception]:
+    """Why nodes that have yet to run cannot, by node; nodes without mistakes are left out.
 
-    digests: the artifacts of this run so far, by node id, which say more than was promised before the run.
+    digests: the artifacts of this run so far, by node id, which say more than was promised before the run. The errors
+    are ConfigError with what does not fit a node's inputs, or what its op refuses in its estimate; for a hook with a
+    bug, what it raised.
     """
-    if all(hook(graph.nodes[node_id].op, "conflicts") is None for node_id in pending):
+    if not any(hook(graph.nodes[node_id].op, name) for node_id in pending for name in ("conflicts", "estimate")):
         return {}
     made = {node_id: store.object_path(digest) for node_id, digest in digests.items()}
-    estimates = graph_estimates(graph.up_to(pending), made, free_bytes(store.path))
-    found = {node_id: list(_not_fitting(graph.nodes[node_id], estimates)) for node_id in pending}
-    return {node_id: findings for node_id, findings in found.items() if findings}
+    estimates = _estimates(graph.up_to(pending), made, free_bytes(store.path))
+    found = {node_id: _error_below(graph.nodes[node_id], estimates) for node_id in pending}
+    return {node_id: error for node_id, error in found.items() if error is not None}
+
+
+def _error_below(node: GraphNode, estimates: Estimates) -> Exception | None:
+    try:
+        findings = list(_not_fitting(node, estimates)) or _refused(node, estimates)
+    except DflowError:
+        raise
+    except Exception as error:  # noqa: BLE001 - as in `_estimates`
+        return error
+    return ConfigError(*map(str, findings)) if findings else estimates.failed.get(node.id)
 
 
 def check_space(graph: Graph, node_id: str, made: Mapping[str, Path], work_dir: Path) -> None:
-    """Check the disk before a node starts. Raises DiskFull where it is known to write more than is free.
+    """Check a node's estimate before it starts, with the artifacts that it reads.
 
-    made: the artifacts of the nodes above it. work_dir: a folder on that disk.
+    made: the artifacts of the nodes above it. work_dir: a folder on the disk that it writes to. Raises DiskFull where
+    it is known to write more than is free, and ConfigError where its op refuses to estimate it.
     """
-    if hook(graph.nodes[node_id].op, "estimate") is None:
+    node = graph.nodes[node_id]
+    if hook(node.op, "estimate") is None:
         return
     free = free_bytes(work_dir)
-    need = graph_estimates(graph.up_to([node_id]), made, free).needs.get(node_id, Estimate())
+    estimates = graph_estimates(graph.up_to([node_id]), made, free)
+    if refused := _refused(node, estimates):
+        raise ConfigError(*map(str, refused))
+    need = estimates.needs.get(node_id, Estimate())
     size = known_size(need)
     if size > free:
         size -= folder_size(work_dir)
@@ -242,11 +274,7 @@ def _missing_here(graph: Graph, decisions: Mapping[str, Decision], estimates: Es
     running = {node_id: graph.nodes[node_id] for node_id, decision in decisions.items() if decision.cache != "hit"}
     lacking = _of_tracking(graph)
     for node in running.values():
-        found = dict.fromkeys(_of_node(node, estimates))
-        if not found and node.id in estimates.refused:
-            wrong = estimates.refused[node.id]
-            found = dict.fromkeys(Finding(each, Field(f"node.{node.id}")) for each in wrong)
-        lacking += found
+        lacking += list(dict.fromkeys(_of_node(node, estimates))) or _refused(node, estimates)
     asking = {node_id: node for node_id, node in running.items() if _asks_for_something(node)}
     if not asking:  # the usual case: the hardware is not queried
         return lacking
@@ -275,6 +303,12 @@ def _of_node(node: GraphNode, estimates: Estimates) -> Iterator[Finding]:
     if lacking is not None:
         yield from _by_field(node, lacking(node.config))
     yield from _not_fitting(node, estimates)
+
+
+def _refused(node: GraphNode, estimates: Estimates) -> list[Finding]:
+    """Findings on what a node's op refuses in its estimate."""
+    wrong = estimates.refused.get(node.id, ())
+    return [Finding(each, Field(f"node.{node.id}")) for each in dict.fromkeys(wrong)]
 
 
 def _not_fitting(node: GraphNode, estimates: Estimates) -> Iterator[Finding]:

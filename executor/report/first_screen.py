@@ -198,7 +198,7 @@ def _unasked(column: RunFacts) -> Iterator[Line]:
 
 def _diagnosed(column: RunFacts) -> Iterator[Line]:
     names = {node.id: name for name, node in column.nodes.items()}
-    found = {names[node]: findings for node, findings in kept(column.record).items() if node in names}
+    found = {names[node]: result.findings for node, result in kept(column.record).items() if node in names}
     if not found and column.status == "done":
         advice = f"measure the usual causes of a low tau: dflow diagnose {column.run}"
         yield Line("", "diagnosis", verdict("limit", "not measured: the usual causes of a low tau", "info", advice))

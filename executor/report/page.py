@@ -20,13 +20,14 @@ from dsl.errors import StoreError
 from dsl.files import output_errors, write_whole
 from dsl.finding import block, for_run, line
 from dsl.shown import shown_bytes
+from executor.model_tools.measure import kept
 from executor.planning.run_diff import MetricPair, compare_runs, runs_text
 from executor.records.events import SYSTEM
 from executor.records.graph_file import recorded_nodes
 from executor.records.run_record import Record
 from executor.report.artifacts import Embedded, accounts_of, compared_sections, node_sections, samples, sections_of
 from executor.report.first_screen import answers
-from executor.report.pictures import Curve, curves_figure, embedded, graph_figure, shown_name
+from executor.report.pictures import Curve, curves_figure, embedded, graph_figure, parts_figure, shown_name
 from executor.report.run_data import NodeFacts, RunFacts, columns_of, find_records, read_runs
 from executor.report.templates import (
     breakable,
@@ -111,6 +112,7 @@ def _blocks(store: Store, runs: Sequence[RunFacts]) -> list[Block]:
     return [
         *first,
         Block("results", "Results", results(columns)),
+        Block("parts", "Where tau is lost", lost_parts(run)),
         Block("pipeline", "Pipeline", pipeline(run)),
         Block("curves", "Curves", curves(run)),
         Block("samples", "Samples", samples(run, accounts_of(run, shown))),
@@ -344,6 +346,19 @@ def curves(run: RunFacts) -> Markup:
         drawn, lambda node_id: embedded(curves_figure(panels[node_id]), f"{', '.join(panels[node_id])} over steps")
     )
     return joined([pictures, faint(*([left_out(omitted)] if omitted else []), IN_MLFLOW)])
+
+
+def lost_parts(run: RunFacts) -> Markup:
+    """A picture for each draft that `dflow diagnose` measured: tau by part, and what the training has there."""
+    found = {name: result.parts for name, result in kept(run.record).items()}
+    tables = {name: {table: parts for table, parts in of.items() if len(parts) > 1} for name, of in found.items()}
+    drawn = [name for name, of in tables.items() if of]
+    if not drawn:
+        return Markup("")
+    pictures = limited(
+        drawn, lambda name: embedded(parts_figure(tables[name]), f"tau of {name} by part of its prompts")
+    )
+    return joined([pictures, faint("As dflow diagnose measured it; the bars show how much of the tokens is there.")])
 
 
 def _logged(node: NodeFacts) -> dict[str, list[tuple[float, float]]]:

@@ -26,6 +26,7 @@ from dsl.graph import Graph
 from dsl.pipeline import Copy
 from executor.report.graph_text import levels, rows_of
 from executor.report.templates import embedded_file
+from ops.tools.diagnose.judgement import TABLES, PartFigures
 
 DPI, MOST_PIXELS = 144, 60_000  # of a side, beyond which matplotlib draws nothing
 SHOWN = 96  # px of a page to an inch
@@ -44,6 +45,7 @@ LOG_FROM = 100.0  # times that the largest value exceeds the smallest
 NEVER_LOG = "lr"  # a schedule that ends near 0 would show only its end
 MOST = 1e30  # of a value
 MOST_MARKED = 40  # points of a curve
+MOST_PARTS = 12  # of a table of tau
 
 
 @frozen
@@ -199,6 +201,53 @@ def curves_figure(panels: Mapping[str, Sequence[Curve]]) -> Figure:
             for text in axes.legend(fontsize=7).get_texts():
                 text.set_parse_math(False)
     return figure
+
+
+def parts_figure(tables: Mapping[str, Sequence[PartFigures]]) -> Figure:
+    """A figure with a column for each table of tau by part: tau above, shares of held-out and learnt tokens below.
+
+    Of many parts, the MOST_PARTS with the largest shares are drawn.
+    """
+    shown = {table: _largest(parts) for table, parts in tables.items()}
+    widths = [max(2.6, 1.0 + 0.45 * len(parts)) for parts in shown.values()]
+    figure = Figure(figsize=(sum(widths), 4.6), layout="constrained")
+    columns = figure.subplots(2, len(shown), squeeze=False, sharex="col", width_ratios=widths, height_ratios=(3, 2)).T
+    for (above, below), (table, parts) in zip(columns, shown.items(), strict=True):
+        places, taus = range(len(parts)), [_drawable(part.tau) for part in parts]
+        reach = [
+            [
+                max(0.0, tau - _drawable(tau if part.low is None else part.low))
+                for tau, part in zip(taus, parts, strict=True)
+            ],
+            [
+                max(0.0, _drawable(tau if part.high is None else part.high) - tau)
+                for tau, part in zip(taus, parts, strict=True)
+            ],
+        ]
+        above.errorbar(places, taus, yerr=reach, marker="o", capsize=3, linestyle="", color="#1f4e8c")
+        above.set_ylim(0, None)
+        above.set_title(TABLES[table], fontsize=8, wrap=True)
+        below.bar([place - 0.2 for place in places], [_drawable(part.share) for part in parts], 0.4, label="held out")
+        if all(part.learnt is not None for part in parts):
+            learnt = [_drawable(part.learnt or 0.0) for part in parts]
+            below.bar([place + 0.2 for place in places], learnt, 0.4, label="learnt")
+        below.set_ylim(0, 1)
+        labels = [part.label if len(part.label) <= LETTERS else f"{part.label[:LETTERS]}..." for part in parts]
+        for text in below.set_xticks(places, labels, rotation=30, ha="right") and below.get_xticklabels():
+            text.set_parse_math(False)
+        for axes in (above, below):
+            axes.tick_params(labelsize=7)
+            axes.grid(alpha=0.3)
+    columns[0][0].set_ylabel("tau", fontsize=8)
+    columns[0][1].set_ylabel("share of the tokens", fontsize=8)
+    columns[0][1].legend(fontsize=7)
+    return figure
+
+
+def _largest(parts: Sequence[PartFigures]) -> list[PartFigures]:
+    """The parts with the largest shares, in the order given."""
+    largest = sorted(range(len(parts)), key=lambda place: -parts[place].share)[:MOST_PARTS]
+    return [parts[place] for place in sorted(largest)]
 
 
 def _drawable(value: float) -> float:

@@ -10,6 +10,7 @@ import gc
 import queue
 import signal
 import time
+import traceback
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from attrs import define
 
-from dsl.errors import ConfigError, DflowError, StageError, StoreError
+from dsl.errors import DflowError, StageError, StoreError
+from dsl.files import appended, clear_errors
 from dsl.finding import Finding
 from executor.keys.node_key import KeyParts
 from executor.launchers.failure import failure_of, is_transient, of_node
@@ -32,7 +34,7 @@ from executor.scheduler.plain_display import Display
 from executor.store.lease import Lease
 from executor.system.crash_points import fail_point
 from executor.system.file_locks import shared_gc_lock
-from executor.system.output import one_line
+from executor.system.output import last_lines, one_line
 from executor.tracking.publisher import Publisher
 from executor.tracking.sync_state import is_tracked, lacks
 
@@ -213,8 +215,18 @@ class RunLoop:
         except DflowError as error:
             self._display.warn(f"{node_id}: what its artifact means for later nodes is not known: {error}")
             return
-        for each, findings in found.items():
-            self._fail(each, failure_of(ConfigError(*map(str, findings))), ())
+        for each, mistake in found.items():
+            self._fail(each, failure_of(mistake), self._logged_bug(each, mistake))
+
+    def _logged_bug(self, node_id: str, mistake: Exception) -> tuple[str, ...]:
+        """Write the traceback of a bug in a node's op to its log; returns its last lines, none for other errors."""
+        if isinstance(mistake, DflowError):
+            return ()
+        path = self._record.log_path(node_id)
+        with clear_errors(path), appended(path) as log:
+            start = log.tell()
+            log.write("".join(traceback.format_exception(mistake)).encode(errors="backslashreplace"))
+        return last_lines(path, start)
 
     def _add_ready(self, node_ids: Iterable[str]) -> None:
         for node_id in node_ids:

@@ -17,6 +17,7 @@ from dsl.errors import DataError
 from ops.artifacts import TargetModel
 from ops.capture_targets.op import CaptureTargets
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.target.chunked_prefill import hidden_states
 from ops.lib.target.model import Target
 
 
@@ -144,7 +145,7 @@ def device_batch(
     inputs = target.inputs(samples)
     try:
         with target.capture_inputs(layer_ids) as captured:
-            final_BSM = target.hidden(inputs)
+            final_BSM = hidden_states(target, inputs)
     except DataError as error:
         if len(samples) == 1:
             raise DataError(f'sample "{samples[0].id}": {error}') from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import evolve
@@ -21,7 +22,7 @@ from ops.lib.forecasts import (
     identity_of,
 )
 from ops.lib.missing_libraries import missing_sglang
-from ops.lib.target.sizes import ITEM_SIZES, TargetSizes
+from ops.lib.target.sizes import ITEM_SIZES, PassSizes, TargetSizes
 from ops.lib.thread_table import threads_of_batches
 from ops.tokenize_chat.plan import TOKEN_BYTES
 
@@ -81,6 +82,9 @@ def estimate(config: CaptureTargets, context: PlanContext) -> Estimate:
     is_expected = counted is not None and tokens is not None and tokens.by_split is None
     return Estimate(
         memory={"target": weights_bytes(config, target) // config.tp_degree},
+        per_pass=_per_pass(
+            config, target, per_token, tokens.longest if tokens is not None else 0, context.launch.device
+        ),
         disk={"features": size},
         disk_per=per,
         less_disk=LESS_DISK + (EXPECTED if is_expected else ""),
@@ -91,6 +95,29 @@ def estimate(config: CaptureTargets, context: PlanContext) -> Estimate:
         growth=growth,
         forecast=forecast,
     )
+
+
+def _per_pass(
+    config: CaptureTargets, target: TargetForecast, per_token: int, longest: int, device: str
+) -> dict[str, int]:
+    """The bytes of the shards that are filled and written, and of a pass by transformers.
+
+    SGLang has limits of its own.
+    """
+    shards = {"shards": 2 * max(config.shard_tokens, longest) * per_token}
+    if config.backend == "sglang":
+        return shards
+    budget = config.batch_tokens or default_batch_tokens("cpu" if device == "cpu" else "cuda")
+    return shards | target_pass(
+        target.sizes.text, config.dtype, longest, budget, config.layer_count + config.final_hidden
+    )
+
+
+def target_pass(text: Mapping[str, Any], dtype: str, longest: int, batch_tokens: int, layers: int) -> dict[str, int]:
+    """The bytes of a pass over the longest sample, or over a batch of shorter ones where that is more, by part."""
+    sizes = PassSizes(text, ITEM_SIZES[dtype])
+    alone, batch = sizes.of_batch(1, longest, layers), sizes.of_batch(2, batch_tokens // 2, layers)
+    return max(alone, batch, key=lambda parts: sum(parts.values()))
 
 
 def weights_bytes(config: CaptureTargets, target: TargetForecast) -> int:

@@ -10,6 +10,7 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from dsl.errors import DataError
-from ops.evaluate.benchmark_sets import form_of, set_row
+from ops.evaluate.benchmark_sets import form_of, function_files, set_row
 from ops.evaluate.intervals import ALL
 from ops.evaluate.op import Evaluate
 from ops.ingest.image_values import ImageFinder, path_named
@@ -106,17 +107,24 @@ def benchmark_rows(benchmark: Benchmark) -> Iterator[BenchmarkRow | Misfit]:
         yield _row(record, () if benchmark.first_turn else later)
 
 
-def named_images(benchmark: Benchmark) -> Iterator[tuple[str, Path | None]]:
-    """Every image that a row names by a path, as name and file; None if it is missing or not allowed."""
+def named_files(benchmark: Benchmark) -> Iterator[tuple[str, Path | None]]:
+    """Every image that a row names by a path, as name and file; None if it is missing or not allowed.
+
+    And the files of functions that rows of BFCL name by their classes.
+    """
+    for record in _records(benchmark.file) if benchmark.form in ("auto", "bfcl") else ():
+        with suppress(ValueError):  # a mistake of the row
+            for file in function_files(record.row, record.folder):
+                yield f"{file.parent.name}/{file.name}", file
     for record, _ in _read(benchmark):
         if record.mistake or row_mistake(record.row):
             continue
         for name in filter(None, map(path_named, image_values(record.row))):
             try:
-                file = ImageFinder(record.folder).file(name)
+                image = ImageFinder(record.folder).file(name)
             except Unusable:
-                file = None
-            yield Path(name).as_posix(), file
+                image = None
+            yield Path(name).as_posix(), image
 
 
 def _read(benchmark: Benchmark) -> Iterator[tuple[Record, tuple[str, ...]]]:
@@ -128,12 +136,7 @@ def _read(benchmark: Benchmark) -> Iterator[tuple[Record, tuple[str, ...]]]:
             continue
         if form == "auto":
             form = form_of(record.row)
-        if form == "bfcl":
-            raise DataError(
-                f"{benchmark.file}: rows of BFCL, whose prompts come with tools, which are not supported; without them "
-                "its figures would be those of other prompts"
-            )
-        if form == "messages" and benchmark.prompt != "as-is":
+        if form in ("messages", "bfcl") and benchmark.prompt != "as-is":
             raise DataError(
                 f'{benchmark.file}: benchmark_prompt = "{benchmark.prompt}" is for questions of GSM8K, MATH-500, '
                 "HumanEval and files of turns; this one has messages, which are asked as they are: leave it out"

@@ -7,14 +7,18 @@
     humaneval   "task_id" and "prompt": HumanEval, MBPP
     gsm8k       "question", a text: GSM8K
     math        "problem": MATH-500
-    bfcl        "question", a list, and "function": BFCL, which is refused, since its prompts come with tools
+    bfcl        "question", a list of turns of messages, with the tools in "function", or "involved_classes", whose
+                functions are in files of the folder multi_turn_func_doc/: BFCL. The first turn only, as no tool runs
 
 Where a row has no id, its line is the id, and the name of the file is the category of rows that have none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from attrs import frozen
@@ -28,6 +32,18 @@ IDS = ("question_id", "id", "prompt_id", "task_id", "unique_id")
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # the beginning of the texts that SPEED-Bench leaves out
 UNPREPARED = "a placeholder of SPEED-Bench, not its prompt: make the file with the benchmark's own prepare_data.py"
 TEXTS = {"humaneval": "prompt", "gsm8k": "question", "math": "problem"}  # form -> the key of its only text
+CLASSES = {  # of BFCL's rows of several turns, and the files of their functions
+    "GorillaFileSystem": "gorilla_file_system",
+    "MathAPI": "math_api",
+    "MessageAPI": "message_api",
+    "TicketAPI": "ticket_api",
+    "TradingBot": "trading_bot",
+    "TravelAPI": "travel_booking",
+    "TwitterAPI": "posting_api",
+    "VehicleControlAPI": "vehicle_control",
+    "WebSearchAPI": "web_search",
+}
+FUNCTIONS = "multi_turn_func_doc"
 # The words around a bare question in z-lab's benchmark of DFlash: dflash/benchmark.py.
 REASONING = "{}\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 SOLUTION = "Write a solution to the following problem and make sure that it passes the tests:\n```python\n{}\n```"
@@ -69,6 +85,8 @@ def set_row(record: Record, form: str, category: str, *, by_z_lab: bool) -> SetR
         return SetRow(row)
     if not isinstance(row, dict):
         return f"expected an object, got {json_kind(row)}"
+    if form == "bfcl":
+        return _with_tools(row, record, category)
     turns = _turns(row) if form == "turns" else _text(row, TEXTS[form])
     if isinstance(turns, str):
         return turns
@@ -86,6 +104,66 @@ def set_row(record: Record, form: str, category: str, *, by_z_lab: bool) -> SetR
     if "topic" in row:
         images = {key: _in_images(value) for key, value in images.items()}
     return SetRow(made | images, tuple(turns[1:]))
+
+
+def _with_tools(row: Mapping[str, Any], record: Record, category: str) -> SetRow | str:
+    """The first turn of a row of BFCL, with its tools, or the mistake in it."""
+    question = row.get("question")
+    first = question[0] if isinstance(question, list) and question else None
+    messages = question if isinstance(first, dict) else first
+    if not isinstance(messages, list) or not messages:
+        return '"question" must be a list of turns, each a list of messages'
+    try:
+        tools = _tools(row, record.folder)
+    except ValueError as mistake:
+        return str(mistake)
+    named = first_value(dict(row), IDS)
+    return SetRow(
+        {"id": record.number if named is None else named, "category": category, "messages": messages, "tools": tools}
+    )
+
+
+def _tools(row: Mapping[str, Any], folder: Path) -> list[Any]:
+    """The tools of a row of BFCL in its first turn. Raises ValueError with the mistake in them.
+
+    Without those that it excludes, and those that a later turn brings.
+    """
+    if row.get("function") is not None:
+        return row["function"] if isinstance(row["function"], list) else [row["function"]]
+    functions = [each for file in function_files(row, folder) for each in _functions(file, file.stat().st_mtime_ns)]
+    later = row.get("missed_function")
+    left_out = {*_names(row.get("excluded_function")), *_names(list(later.values()) if isinstance(later, dict) else [])}
+    return [function for function in functions if function.get("name") not in left_out]
+
+
+def _names(value: Any) -> Iterator[str]:
+    """The texts in a list, or in lists of it."""
+    for each in value if isinstance(value, list) else []:
+        yield from _names(each) if isinstance(each, list) else [str(each)]
+
+
+def function_files(row: Any, folder: Path) -> list[Path]:
+    """The files with the functions of a row of BFCL; none of other rows. Raises ValueError for one that is missing."""
+    classes = row.get("involved_classes") if isinstance(row, dict) else None
+    if not isinstance(classes, list):
+        return []
+    if unknown := [str(name) for name in classes if name not in CLASSES]:
+        raise ValueError(
+            f"the functions of {', '.join(unknown)} of BFCL depend on more than its files: leave the row out"
+        )
+    files = [folder / FUNCTIONS / f"{CLASSES[name]}.json" for name in classes]
+    if absent := [file for file in files if not file.is_file()]:
+        raise ValueError(f"{absent[0]}: no such file; copy BFCL's folder {FUNCTIONS} beside the benchmark's file")
+    return files
+
+
+@lru_cache(maxsize=len(CLASSES))
+def _functions(file: Path, _changed: int) -> list[Any]:
+    """The functions in a file, one a line. Raises ValueError. _changed: when, so that it is read again."""
+    try:
+        return [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 def _text(row: Mapping[str, Any], key: str) -> list[str] | str:

@@ -20,7 +20,7 @@ def figures(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[
         yield "accepted_lengths", lengths_figure(report)
         yield "tau_by_position", position_figure(report)
         if tables := parted(report):
-            yield "tau_by_context_and_turn", parts_figure(report, tables)
+            yield "tau_by_part", parts_figure(report, tables)
         if "tau_by_group" in report and report["benchmark"] is None:
             yield "tau_by_group", groups_figure(report)
     if "confidence" in measured:
@@ -61,8 +61,8 @@ def position_figure(report: Mapping[str, Any]) -> Figure:
 
 
 def parts_figure(report: Mapping[str, Any], tables: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
-    """A figure of tau by context and by turn, beside each other, with 95 % intervals. tables: see `parted`."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    """A figure of tau by context, turn and kind, beside each other, with 95 % intervals. tables: see `parted`."""
+    figure = Figure(figsize=(max(7.0, 3.5 * len(tables)), 4), layout="constrained")
     for axes, (table, parts) in zip(figure.subplots(1, len(tables), squeeze=False)[0], tables.items(), strict=True):
         taus = list(parts.values())
         axes.errorbar(range(len(taus)), [part["tau"] for part in taus], yerr=_reach(taus), marker="o", capsize=3)

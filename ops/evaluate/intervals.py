@@ -14,11 +14,15 @@ import numpy as np
 
 ALL = "all"  # all categories together
 RESERVED = {"low", "high", "unclipped", "random", "of", "group"}  # words after "tau_" in the names of other figures
-TABLES = {"context", "turn", "temperature"}  # first words after "tau_" in the names of parts of tau
+TABLES = {"context", "turn", "kind", "temperature"}  # first words after "tau_" in the names of parts of tau
 UNSAFE = re.compile(r"[^A-Za-z0-9_. -]")
 MOST_GROUPS = 50  # that are reported by name
 REST, OTHERS = "", "all others"  # the name of all other prompts together, which no group has, and how it is shown
-PART_LABELS = {"context": "tokens of prompt and answer before the step", "turn": "answers before this one"}
+PART_LABELS = {
+    "context": "tokens of prompt and answer before the step",
+    "turn": "answers before this one",
+    "kind": "what the step's first token is part of",
+}
 LONGEST_CONTEXT = 64  # thousands of tokens at which the last part of the contexts begins
 LONGEST_NAME = 100  # characters of a group in the name of a metric
 PERCENTILES = (2.5, 97.5)
@@ -70,7 +74,8 @@ def parted(report: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]
     """Those of the tables of PART_LABELS in report.json that have several parts: the parts' labels, in order -> tau."""
     contexts = {context_label(part): tau for part, tau in sorted(report.get("tau_by_context", {}).items())}
     turns = dict(sorted(report.get("tau_by_turn", {}).items(), key=lambda turn: int(turn[0])))
-    return {table: parts for table, parts in (("context", contexts), ("turn", turns)) if len(parts) > 1}
+    tables = {"context": contexts, "turn": turns, "kind": report.get("tau_by_kind", {})}
+    return {table: parts for table, parts in tables.items() if len(parts) > 1}
 
 
 def context_label(part: str) -> str:

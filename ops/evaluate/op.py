@@ -43,13 +43,19 @@ class Evaluate:
     target: TargetModel
     tokens: TokenShards
     split: Literal["val", "test"] = field(default="test", help="the split of the prompts, without a benchmark")
+    prompts: Literal["last", "each"] = field(
+        default="last",
+        keyed_default=False,
+        help='of a split: "last": each sample is asked for its last answer; "each": for every answer of each '
+        'conversation, in the context in which a server asks for it, which needs tokens with contexts = "served"',
+    )
     benchmark: str | None = field(
         default=None,
         external=True,
         help="prompts from a file instead of the split: JSON lines with id, category, messages and, if there are "
         "any, images, or the file of a published benchmark (docs/evaluation.md)",
     )
-    benchmark_form: Literal["auto", "messages", "turns", "humaneval", "gsm8k", "math"] = field(
+    benchmark_form: Literal["auto", "messages", "turns", "humaneval", "gsm8k", "math", "bfcl"] = field(
         default="auto", keyed_default=False, help="the form of the benchmark's rows; auto: by the keys of the first one"
     )
     benchmark_prompt: Literal["as-is", "z-lab"] = field(
@@ -114,14 +120,15 @@ class Evaluate:
     output = Report
     shows_results = True
     judged_by = "eval/tau"
-    main_figures = "eval/(tau(_(?!random|unclipped|context_|turn_).+)?|speedup|lossless_errors|ties|prompts)"
+    main_figures = "eval/(tau(_(?!random|unclipped|context_|turn_|kind_).+)?|speedup|lossless_errors|ties|prompts)"
     answers = ("good", "safe")
 
     @staticmethod
     def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
         """Mistakes against nodes above: blocks larger than in training, or a split that ingest leaves empty.
 
-        Each is checked only if the pipeline has that node. Fields of a benchmark without one are mistakes too.
+        Each is checked only if the pipeline has that node. Fields of a benchmark without one are mistakes too, and
+        every answer asked of tokens without contexts of their own.
         """
         size, trained = values.get("block_size"), above("draft", "draft").get("block_size")
         wrong = {}
@@ -136,6 +143,12 @@ class Evaluate:
                 for name, value in given.items()
                 if value not in (None, "auto", "as-is", False)
             }
+        if values.get("prompts") == "each":
+            contexts = above("tokens").get("contexts")
+            if values.get("benchmark") is not None:
+                wrong["prompts"] = "is about the split, and a benchmark is asked: leave one of them out"
+            elif contexts not in (None, "served"):
+                wrong["prompts"] = '"each" needs contexts = "served" in the node of tokens'
         only, split = above("tokens", "samples", "samples").get("split"), values.get("split")
         if values.get("benchmark") is None and None not in (only, split) and only != split:
             wrong["split"] = f'has no samples: ingest puts all of them into "{only}"'
@@ -155,13 +168,13 @@ class Evaluate:
         return tuple(each for each in every if each != (self.temperature, self.batch_size))
 
     def external_files(self) -> Mapping[str, Path | None]:
-        """The image files that the benchmark names."""
+        """The files that the benchmark names: images, and functions of BFCL."""
         if self.benchmark is None or not Path(self.benchmark).is_file():
             return {}
-        from ops.evaluate.benchmark_rows import Benchmark, named_images  # slow
+        from ops.evaluate.benchmark_rows import Benchmark, named_files  # slow
 
         try:
-            return dict(named_images(Benchmark.of(self)))
+            return dict(named_files(Benchmark.of(self)))
         except DataError:  # told by missing_here, beside the mistakes of other nodes
             return {}
 

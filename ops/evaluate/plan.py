@@ -14,13 +14,23 @@ from dsl.estimate import Amount, Estimate, Growth, PlanContext
 from ops.evaluate.benchmark_rows import Benchmark, checked_rows
 from ops.evaluate.op import Evaluate
 from ops.lib.data.files import read_json
+from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.sizes import draft_parameters
-from ops.lib.forecasts import DraftForecast, Kind, ReportForecast, TargetForecast, first_counted, identity_of
+from ops.lib.forecasts import (
+    DraftForecast,
+    Kind,
+    ReportForecast,
+    TargetForecast,
+    TokensForecast,
+    first_counted,
+    identity_of,
+)
 from ops.lib.target.quantised import dequantising_note
-from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.target.sizes import ITEM_SIZES, PassSizes
 from ops.lib.thread_table import threads_of_decoding
 
 PROMPTS = 4  # of a trial
+CATEGORIES = ("image", "text")  # of samples
 UNTRAINED = "a fully trained draft needs fewer steps for an answer, and the target may end it sooner"
 
 threads = threads_of_decoding
@@ -52,10 +62,28 @@ def estimate(config: Evaluate, context: PlanContext) -> Estimate:
             "target": target.sizes.parameters * item_size,
             "drafts": drafts * draft_parameters(draft.shape) * item_size,
         },
+        per_pass=_per_pass(config, target, draft.shape, context.inputs["tokens"]),
         growth=_growth(config, context),
         forecast=forecast,
         notes=tuple(filter(None, [dequantising_note(target.config, config.dtype)])),
     )
+
+
+def _per_pass(
+    config: Evaluate, target: TargetForecast, draft: DraftConfig, tokens: TokensForecast | None
+) -> dict[str, int]:
+    """The bytes of a batch of the longest prompts and their answers; none for a benchmark of unknown lengths."""
+    if tokens is None or config.benchmark is not None:
+        return {}
+    longest = tokens.longest + config.max_new_tokens
+    rows = max(config.batch_size, *config.batch_sizes, 1)
+    rows = min(rows, len(CATEGORIES) * (config.max_prompts or rows))
+    sizes = PassSizes(target.sizes.text, ITEM_SIZES[config.dtype])
+    context = draft.num_hidden_layers * 2 * draft.num_key_value_heads * draft.head_dim + 4 * draft.hidden_size
+    parts = sizes.of_batch(rows, longest, len(draft.target_layer_ids))
+    parts["cache of chunks"] = 0
+    cache = {"cache": sizes.cache(rows * longest)}
+    return parts | cache | {"the draft's context": rows * longest * context * sizes.item_size}
 
 
 def _growth(config: Evaluate, context: PlanContext) -> Growth | None:

@@ -24,6 +24,7 @@ from attrs import evolve, frozen
 from dsl.errors import DataError
 from dsl.op import op_of
 from dsl.stage import Stage
+from ops.artifacts import TokenShards
 from ops.evaluate.benchmark_rows import Benchmark, BenchmarkRow, Misfit, benchmark_rows, refuse
 from ops.evaluate.op import Evaluate
 from ops.ingest.image_values import encoded_image
@@ -37,7 +38,7 @@ from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, check_images_fit, check_patches_fit
 from ops.lib.target.sizes import context_length, positions, positions_field, rope_limit
 from ops.lib.vision.images import fault_of, strict_pillow
-from ops.lib.vision.processor import Processor, load_processor
+from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.channels import without_channels
 from ops.tokenize_chat.encode import ChatEncoder, load_each, prompt_ids, prompt_sample
 from ops.tokenize_chat.template import Messages
@@ -73,7 +74,7 @@ class Prompt:
 
     @classmethod
     def held_out(cls, reader: TokenReader) -> list[Prompt]:
-        """The samples of a split as prompts; their answers are not used."""
+        """The samples of a split as prompts, each for its last answer; their answers are not used."""
         return [
             cls(
                 origin=f"sample {row['id']}",
@@ -83,16 +84,66 @@ class Prompt:
                 has_images=row["category"] == "image",
                 sample=partial(reader.sample, place),
                 topic=row.get("topic"),
+                turn=row["answers"][-1][1] if "answers" in row else None,
             )
             for place, row in enumerate(reader.records)
         ]
 
+    @classmethod
+    def of_each_answer(cls, reader: TokenReader) -> list[Prompt]:
+        """A prompt for every answer of a split, in its served context; of several of a sample, each with its number.
+
+        Raises DataError for tokens without such contexts, and for images behind an earlier answer.
+        """
+        prompts = []
+        for place, (row, last) in enumerate(zip(reader.records, cls.held_out(reader), strict=True)):
+            if "answers" not in row:
+                raise DataError(
+                    'prompts = "each": the tokens do not say where answers begin; tokenise them with contexts = '
+                    '"served", or set prompts = "last"'
+                )
+            if len(row["answers"]) == 1:
+                prompts.append(last)
+                continue
+            _check_images_first(reader, place)
+            for start, turn in row["answers"]:
+                name = f"{row['id']}/{turn + 1}"
+                prompts.append(
+                    evolve(
+                        last,
+                        origin=f"sample {name}",
+                        id=name,
+                        length=start,
+                        sample=partial(_asked_for, reader, place, start),
+                        turn=turn,
+                    )
+                )
+        return prompts
+
+
+def _asked_for(reader: TokenReader, place: int, start: int) -> TokenSample:
+    """A sample that is asked for the answer that begins at a token."""
+    return evolve(reader.sample(place), prompt_tokens=start)
+
+
+def _check_images_first(reader: TokenReader, place: int) -> None:
+    """Check that all images of a sample stand before its first answer. Raises DataError."""
+    row = reader.records[place]
+    behind = reader.labels(place)[0][row["answers"][0][0] :]
+    if row["category"] == "image" and bool((behind == reader.info["image_token_id"]).any()):
+        raise DataError(
+            f'prompts = "each": sample {row["id"]} has an image behind its first answer, which cannot be left out of '
+            'the prompt for it; set prompts = "last", or leave the sample out of the split'
+        )
+
 
 def with_turns(prompts: Sequence[Prompt], reader: TokenReader) -> list[Prompt]:
-    """The prompts of a split with the number of learnt answers before each.
+    """The prompts of a split with the number of learnt answers before each, where the tokens do not give it.
 
     Without it if no prompt has one: only the last answers may be learnt, so the turns are not known.
     """
+    if all(prompt.turn is not None for prompt in prompts):
+        return list(prompts)
     places = {str(row["id"]): place for place, row in enumerate(reader.records)}
     before = [_learnt_before(reader, places[prompt.id]) for prompt in prompts]
     return [evolve(prompt, turn=turn if any(before) else None) for prompt, turn in zip(prompts, before, strict=True)]
@@ -104,17 +155,18 @@ def _learnt_before(reader: TokenReader, place: int) -> int:
     return int(np.count_nonzero(mask & ~np.concatenate(([False], mask[:-1]))))
 
 
-def processor_of(stage: Stage, target: Target) -> Processor:
-    """The processor stored with the tokens, whose template, tokenizer and image sizes the training used."""
-    tokens = stage.inputs["tokens"]
-    return load_processor(
+def encoder_of(tokens: TokenShards, target: Target) -> ChatEncoder:
+    """The chat template, tokenizer and image sizes stored with the tokens, which the training used."""
+    info = TokenReader(tokens).info
+    processor = load_processor(
         str(tokens.path / "processor"),
         trust_remote_code=trusts_own_code(tokens.path / "processor", target.info),
-        image_backend=TokenReader(tokens).info["image_backend"] or "pillow",
+        image_backend=info["image_backend"] or "pillow",
     )
+    return ChatEncoder(processor, info.get("enable_thinking"))
 
 
-def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Processor) -> list[Prompt]:
+def choose_prompts(config: Evaluate, stage: Stage, target: Target, encoder: ChatEncoder) -> list[Prompt]:
     """The prompts to decode: `max_prompts` of each category, spread over the split or the file, in its order.
 
     Raises DataError if the target cannot read them.
@@ -122,12 +174,11 @@ def choose_prompts(config: Evaluate, stage: Stage, target: Target, processor: Pr
     if config.benchmark is None:
         reader = TokenReader(stage.inputs["tokens"], config.split)
         check_images_fit(reader, target.family)
-        return with_turns(spread_prompts(Prompt.held_out(reader), config.max_prompts, stage.info), reader)
-    info = TokenReader(stage.inputs["tokens"]).info
-    encoder = ChatEncoder(processor, info.get("enable_thinking"))
+        every = Prompt.of_each_answer(reader) if config.prompts == "each" else Prompt.held_out(reader)
+        return with_turns(spread_prompts(every, config.max_prompts, stage.info), reader)
     prompts = read_benchmark(Benchmark.of(config), encoder)
     if any(prompt.has_images for prompt in prompts):
-        check_patches_fit(info, target.family)
+        check_patches_fit(TokenReader(stage.inputs["tokens"]).info, target.family)
     return spread_prompts(prompts, config.max_prompts, stage.info)
 
 

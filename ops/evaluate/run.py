@@ -20,7 +20,7 @@ from ops.evaluate.figures import figures
 from ops.evaluate.lossless import difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
-from ops.evaluate.prompts import check_lengths, choose_prompts, processor_of
+from ops.evaluate.prompts import check_lengths, choose_prompts, encoder_of
 from ops.evaluate.statistics import is_repetition
 from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import JOURNAL, Decoder, decode_conversations
@@ -52,6 +52,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
     if note := dequantising_note(read_config(stage.inputs["target"].path / "model"), config.dtype):
         stage.warn(note)
     target = Target.load(stage.inputs["target"], stage.device, dtype)
+    encoder = encoder_of(stage.inputs["tokens"], target)
     draft = load_draft(stage.inputs["draft"].path, stage.device, dtype)
     decoder = Decoder(
         target=target,
@@ -60,8 +61,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         use=DraftUse.of(draft.config, config.block_size),
         settings=_settings(config, config.temperature),
     )
-    processor = processor_of(stage, target)
-    prompts = choose_prompts(config, stage, target, processor)
+    prompts = choose_prompts(config, stage, target, encoder)
     check_lengths(prompts, target.family.text_config, draft.config, config.max_new_tokens)
     answered = decode_conversations(decoder, prompts, config.batch_size, stage)
     further = []
@@ -76,11 +76,12 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         trained_block_size=draft.config.block_size,
         answered=answered,
         further=further,
+        kinds=[encoder.kinds.of(result.speculative.tokens).tolist() for result in answered.results],
         enable_thinking=read_json(stage.inputs["tokens"].path / "tokens.json").get("enable_thinking"),
         inputs={name: stage.inputs[name].digest for name in ("draft", "target", "tokens")},
         imported=import_record(stage.inputs["draft"].path),
     )
-    finish(summary, processor, stage)
+    finish(summary, encoder.processor, stage)
 
 
 def _settings(config: Evaluate, temperature: float) -> DecodeSettings:

@@ -47,6 +47,7 @@ def comparable(report: Mapping[str, Any], measured: Mapping[str, Any] | None) ->
         "last": "last turn of each conversation",
         "first": "first turn of each conversation",
         "each": "each turn, after the target's own answers",
+        "every": "every answer of each conversation, behind the data's turns",
     }
     parts = [
         f"temperature {report['temperature']:g}",

@@ -27,18 +27,19 @@ from ops.evaluate.statistics import (
     tau_by_position,
 )
 from ops.evaluate.turns import Answered, PromptResult
+from ops.lib.data.token_shards import KINDS
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_options import DraftUse
 
 ORIGIN = ("publisher", "trained_for")
 WAYS = ("plain", "speculative")
-NAMED_PARTS = ("tau_by_context", "tau_by_turn", "tau_by_temperature")  # whose parts have fixed names
+NAMED_PARTS = ("tau_by_context", "tau_by_turn", "tau_by_kind", "tau_by_temperature")  # whose parts have fixed names
 
 
 @frozen(kw_only=True)
 class Summary:
     """All results of an evaluation. further: those of the passes after the first one, at other temperatures and batch
-    sizes.
+    sizes. kinds: of the tokens of each answer, as `TokenKinds` gives them.
 
     enable_thinking: as the chat template got it. imported: see `import_record`.
     """
@@ -48,6 +49,7 @@ class Summary:
     trained_block_size: int
     answered: Answered
     further: Sequence[Answered]
+    kinds: Sequence[Sequence[int]]
     inputs: Mapping[str, str]
     enable_thinking: bool | None
     imported: Mapping[str, Any] | None = None
@@ -114,9 +116,9 @@ class Summary:
         return report
 
     def _turns(self) -> str:
-        """Which turns were asked: "last" of each conversation, or of a benchmark's turns "each" or "first"."""
+        """Which turns were asked: the "last" or "every" one of a split, or of a benchmark's turns "each" or "first"."""
         if self.config.benchmark is None:
-            return "last"
+            return "every" if self.config.prompts == "each" else "last"
         if self.config.first_turn:
             return "first"
         return "each" if any(prompt.follow is not None for prompt in self.prompts) else "last"
@@ -139,7 +141,8 @@ class Summary:
         is_set = self.config.benchmark is not None
         groups = reported_groups([prompt.category if is_set else prompt.topic for prompt in self.prompts])
         keys: dict[str, Callable[[int, int], str]] = {
-            "tau_by_context": lambda place, anchor: context_part(lengths[place] + anchor)
+            "tau_by_context": lambda place, anchor: context_part(lengths[place] + anchor),
+            "tau_by_kind": lambda place, anchor: KINDS[self.kinds[place][anchor]],
         }
         if len(turns) == len(lengths):
             keys["tau_by_turn"] = lambda place, _: turns[place]

@@ -129,10 +129,17 @@ def _is_remote(text: str) -> bool:
     return text[:8].lower().startswith(("http://", "https://"))
 
 
+def _place(address: str) -> str:
+    """An address without the parts that hold keys: a user's name, a password, a query."""
+    scheme, _, rest = address.partition("://")
+    host, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
 def _decoded(text: str) -> bytes:
     """The bytes of base64 text, bare or in a data: URL."""
     if _is_remote(text):
-        raise Unusable(REMOTE, f"{text[:SHOWN]}: download it and name the file")
+        raise Unusable(REMOTE, f"{_place(text)[:SHOWN]}: download it and name the file")
     if text[:5].lower() == "data:":
         head = DATA_URL.match(text[:SHOWN])
         if head is None or not head["base64"]:

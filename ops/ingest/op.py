@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from attrs import frozen, validators
+from attrs import asdict, frozen, validators
 
 from dsl.op import field, is_builtin, op, seed_field
 from ops.artifacts import Samples
@@ -16,6 +16,32 @@ if TYPE_CHECKING:
     from ops.ingest.read import Reading
 
 LABEL = "{label}"
+GROUP = "category"
+
+
+@frozen(kw_only=True)
+class Columns:
+    """The columns of the data that hold what the keys of rows hold elsewhere."""
+
+    messages: str | None = field(default=None, help="the turns, a list or its JSON")
+    prompt: str | None = field(default=None, help="what is asked, with or without completion")
+    completion: str | None = field(default=None, help="its answer")
+    question: str | None = field(default=None, help="what is asked; default, with answer: the node's question")
+    answer: str | None = field(default=None, help="its answer")
+    instruction: str | None = field(default=None, help="what is asked, with output")
+    input: str | None = field(default=None, help="what follows the instruction")
+    output: str | None = field(default=None, help="its answer")
+    system: str | None = field(default=None, help="the system's turn")
+    tools: str | None = field(default=None, help="a list of tools, or its JSON")
+    image: str | None = field(default=None, help="one image, or a list")
+    id: str | None = field(default=None, help="of the sample")
+    split: str | None = field(default=None, help="train, val or test")
+    label: str | None = field(default=None, help="what a right answer says")
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The column of each key that has one."""
+        return {key: column for key, column in asdict(self).items() if column is not None}
 
 
 @op(
@@ -30,15 +56,21 @@ class Ingest:
 
     source: str | tuple[str, ...] = field(
         external=True,
-        help="a file (JSON lines, a JSON array, CSV, Parquet) or a folder (of such files, an Arrow data set of the "
-        'library `datasets`, images by class or without classes), or "builtin:digits": 1,797 real handwritten digits '
-        "with questions, and prose. Or a list of files and folders, which are read one after the other",
+        help="a file (JSON lines, a JSON array, CSV, Parquet; JSON and CSV also as .gz or .zst) or a folder (of such "
+        "files, an Arrow data set of the library `datasets`, images by class or without classes), or "
+        '"builtin:digits": 1,797 real handwritten digits with questions, and prose. Or a list of files and folders, '
+        "which are read one after the other",
     )
     format: Literal["auto", "json", "csv", "parquet", "arrow", "image-folder"] = field(
         default="auto",
         help='of the source; "auto" detects it. Rows of all but "image-folder" may have the form of '
         "conversations, OpenAI messages, LLaVA / ShareGPT, prompt and completion, Alpaca, Dolly, or question and "
-        "answer, and calls of tools in the forms of docs/data.md",
+        "answer, calls of tools in the forms of docs/data.md, or be a server's log or a batch of OpenAI",
+    )
+    columns: Columns | None = field(
+        default=None,
+        keyed_default=False,
+        help='columns of other names, such as { image = "file_name", answer = "caption" }',
     )
     image_root: str | tuple[str, ...] | None = field(
         default=None,
@@ -59,7 +91,9 @@ class Ingest:
         'train, "drop" uses only the first one, whatever its split, of those that max_samples leaves',
     )
     question: str = field(
-        default="What is in the image?", help="for images by class: the user's turn; {label} is the name of the class"
+        default="What is in the image?",
+        help="for images by class: the user's turn; {label} is the name of the class. Also for captions, and for "
+        "columns with an answer and no question",
     )
     answer: str = field(
         default=LABEL, help="for images by class: the assistant's turn; {label} is the name of the class"
@@ -88,6 +122,13 @@ class Ingest:
         keyed_default=False,
         help="a JSON file with a list of tools, for samples without any of their own; a conversation that calls tools "
         "and has none is dropped",
+    )
+    group: str = field(
+        default=GROUP,
+        keyed_default=False,
+        validator=validators.min_len(1),
+        help='the field of the rows by whose values tau is reported, "source" for example; its text or integer is kept '
+        "with the sample",
     )
     max_samples: int | None = field(
         default=None,
@@ -120,6 +161,12 @@ class Ingest:
             )
         if self.default_tools is not None and is_builtin(self.source):
             raise ValueError("default_tools is for data of your own: the built-in sample has no tools")
+        if self.group != GROUP and is_builtin(self.source):
+            raise ValueError("group is for data of your own: rows of the built-in sample have no further fields")
+        if self.columns is not None and is_builtin(self.source):
+            raise ValueError("columns is for data of your own: the built-in sample has none")
+        if self.columns is not None and not self.columns.given:
+            raise ValueError('columns names no column: write for example { image = "file_name", answer = "caption" }')
         if LABEL not in self.answer:
             raise ValueError(f'answer must contain "{LABEL}", which becomes the name of the class')
 
@@ -137,6 +184,8 @@ class Ingest:
             answer=self.answer,
             require_answers=self.require_answers,
             default_tools=self.default_tools,
+            group=self.group,
+            columns=self.columns,
         )
 
     def external_files(self) -> Mapping[str, Path | None]:

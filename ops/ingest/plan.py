@@ -16,9 +16,10 @@ from dsl.op import is_builtin
 from ops.ingest.op import Ingest
 from ops.ingest.read import given_splits
 from ops.ingest.rows import row_mistake
-from ops.ingest.source import check_builtin, find_format, parts_of
+from ops.ingest.source import Part, check_builtin, mistakes_of_parts
 from ops.ingest.splits import kept_of
 from ops.ingest.tools import default_tools
+from ops.ingest.traffic import OUTPUT
 from ops.lib.data.files import read_json
 from ops.lib.data.sample_account import SPLITS
 from ops.lib.forecasts import Counts, Kind, SamplesForecast, kept_samples
@@ -86,17 +87,19 @@ EMPTY = "has no rows; `source` must name a data file or folder with samples"
 def missing_here(config: Ingest) -> dict[str, str]:
     """Mistakes in the sources, by field: unknown built-in sample, unknown or unreadable format, links that lead out.
 
-    A header or first row of another form, and a source without rows, are reported too; missing sources are not.
+    A header or first row of another form, and a source without rows, are reported too; so are columns that no source
+    has, and a batch without its input or output. Missing sources are not.
     """
     sources = (config.source,) if isinstance(config.source, str) else config.source
     mistakes: list[str] = []
     empty: list[str] = []
+    parts: list[Part] = []
     for source in sources:
         try:
             if is_builtin(source):
                 check_builtin(source)
             elif Path(source).exists():
-                firsts = list(_first_rows(Path(source), config))
+                firsts = list(_first_rows(Path(source), config, parts))
                 mistakes += filter(None, firsts)
                 if not firsts:
                     empty.append(source)
@@ -104,6 +107,7 @@ def missing_here(config: Ingest) -> dict[str, str]:
             mistakes.append(str(error))
     if not mistakes and len(empty) == len(sources):
         mistakes = [f"{source}: {EMPTY}" for source in empty]
+    mistakes = mistakes or mistakes_of_parts(parts, require_answers=config.require_answers)
     return {**({"source": "\n".join(mistakes)} if mistakes else {}), **_wrong_tools(config)}
 
 
@@ -117,9 +121,13 @@ def _wrong_tools(config: Ingest) -> dict[str, str]:
     return {}
 
 
-def _first_rows(source: Path, config: Ingest) -> Iterator[str]:
-    """The mistake in the first row of each part, an empty string where there is none. Raises DataError."""
-    form = find_format(source, config.format)
+def _first_rows(source: Path, config: Ingest, parts: list[Part]) -> Iterator[str]:
+    """The mistake in the first row of each part, an empty string where there is none; the parts are added to `parts`.
+
+    Raises DataError.
+    """
+    reading = config.reading()
+    form = reading.form(source)
     if form == "image-folder":
         yield ""
     elif form == "arrow":
@@ -130,10 +138,12 @@ def _first_rows(source: Path, config: Ingest) -> Iterator[str]:
         check_names(source, config.allow_outside)
         yield ""
     else:
-        for part in islice(
-            parts_of(source, form, with_bytes=False, allow_outside=config.allow_outside, question=config.question),
-            MOST_FILES,
-        ):
+        found = reading.parts(source, form, with_bytes=False)
+        parts += found
+        for part in found[:MOST_FILES]:
+            if part.batch == OUTPUT:
+                yield ""
+                continue
             for record in islice(part.records(), 1):
                 mistake = record.mistake or row_mistake(record.row)
                 yield f"{record.place}: {mistake}" if mistake else ""

@@ -16,11 +16,22 @@ from attrs import define, frozen
 from dsl.errors import DataError
 from ops.ingest.image_folder import ClassImage, class_images, image_folder_sample
 from ops.ingest.image_values import IMAGE_NAMES, ImageFinder, path_named
+from ops.ingest.op import Columns
 from ops.ingest.records import Record
-from ops.ingest.rows import image_values, row_mistake, sample_of_row
+from ops.ingest.rows import image_values, row_mistake, sample_of_row, turn_list
 from ops.ingest.sample import DroppedSample, RawSample
-from ops.ingest.source import SPLIT_NAMES, Part, find_format, metadata_files, parts_of, split_named
+from ops.ingest.source import (
+    SPLIT_NAMES,
+    Part,
+    answers_of,
+    find_format,
+    metadata_files,
+    mistakes_of_parts,
+    parts_of,
+    split_named,
+)
 from ops.ingest.tools import Tool, default_tools
+from ops.ingest.traffic import OUTPUT, Answers
 from ops.lib.data.sample_account import Unusable
 
 SHOWN_MISTAKES = 20
@@ -41,6 +52,8 @@ class Reading:
     answer: str = ""
     require_answers: bool = True
     default_tools: str | None = None
+    group: str = "category"
+    columns: Columns | None = None
 
     def names(self) -> list[str]:
         """A unique name for each source; empty for a single one, where it does not matter."""
@@ -52,6 +65,23 @@ class Reading:
         """The image_root of each source; None stands for the folder of its files."""
         given = self.image_root if isinstance(self.image_root, tuple) else (self.image_root,) * len(self.sources)
         return [None if root in ("", ".") else root for root in given]
+
+    def form(self, source: Path) -> str:
+        """The format of a source. Raises DataError."""
+        return find_format(source, self.format, self.columns)
+
+    def parts(self, source: Path, form: str, *, with_bytes: bool = True, allow_outside: bool = False) -> list[Part]:
+        """The parts of a source of rows. Raises DataError as `parts_of`."""
+        return list(
+            parts_of(
+                source,
+                form,
+                with_bytes=with_bytes,
+                allow_outside=allow_outside or self.allow_outside,
+                question=self.question,
+                columns=self.columns,
+            )
+        )
 
     def tools(self) -> tuple[Tool, ...]:
         """The tools of rows without any. Raises DataError."""
@@ -90,7 +120,7 @@ def read_samples(reading: Reading) -> Iterator[Read]:
     Raises DataError for an unreadable source. After all sources are read, it raises DataError with up to 20 mistakes in
     rows, as `file:line: what is wrong`; no sample is yielded after the first mistake.
     """
-    forms = [find_format(source, reading.format) for source in reading.sources]
+    forms = [reading.form(source) for source in reading.sources]
     return _all(reading, forms)
 
 
@@ -100,7 +130,7 @@ def given_splits(reading: Reading) -> set[str]:
     Rows are read until val and test are both found, without the images in Parquet files. Raises DataError for an
     unreadable source.
     """
-    forms = [find_format(source, reading.format) for source in reading.sources]
+    forms = [reading.form(source) for source in reading.sources]
     sources = _opened(reading, forms, with_bytes=False)
     found = {split for source in sources for split in source.splits if split is not None}
     records = (record for source in sources for part in source.parts for record in part.records())
@@ -126,14 +156,14 @@ def named_images(reading: Reading) -> Iterator[tuple[str, Path | None]]:
 
 
 def _named_images(reading: Reading, source: Path, root: str | None) -> Iterator[tuple[str, Path | None]]:
-    form = find_format(source, reading.format)
+    form = reading.form(source)
     if form == "image-folder":
         root = None
         names: Iterator[tuple[Path, str]] = (
             (source, image.path.as_posix()) for image in class_images(source, SPLIT_NAMES)
         )
     else:
-        names = _names(source, form, reading.allow_outside)
+        names = _names(reading.parts(source, form, with_bytes=False))
     base = source if source.is_dir() else source.parent
     for folder, name in names:
         try:
@@ -143,9 +173,9 @@ def _named_images(reading: Reading, source: Path, root: str | None) -> Iterator[
         yield (folder.relative_to(base) / name).as_posix(), file
 
 
-def _names(source: Path, form: str, allow_outside: bool) -> Iterator[tuple[Path, str]]:
+def _names(parts: list[Part]) -> Iterator[tuple[Path, str]]:
     """The folder of relative paths and the name, for all images that rows name."""
-    for part in parts_of(source, form, with_bytes=False, allow_outside=allow_outside):
+    for part in parts:
         for record in part.records():
             if record.mistake or row_mistake(record.row):
                 continue
@@ -157,9 +187,13 @@ def _all(reading: Reading, forms: list[str]) -> Iterator[Read]:
     sources = _opened(reading, forms)
     named_splits = set[str | None]().union(*(source.splits for source in sources))
     ids = _Ids(reading.duplicate_ids)
-    mistakes: list[str] = []
+    parts = [part for source in sources for part in source.parts]
+    mistakes = mistakes_of_parts(parts, require_answers=reading.require_answers)
+    answers = answers_of(parts, mistakes)
+    if len(mistakes) >= SHOWN_MISTAKES:
+        raise DataError("\n".join([*mistakes[:SHOWN_MISTAKES], f"... stopped after {SHOWN_MISTAKES} mistakes"]))
     for place, source in enumerate(sources):
-        read = _image_folder(reading, source) if source.images else _rows(reading, source, ids, mistakes)
+        read = _image_folder(reading, source) if source.images else _rows(reading, source, ids, answers, mistakes)
         for share, split, sample in read:
             if not mistakes:
                 yield (place + share) / len(sources), _with_split(sample, split or source.split, named_splits)
@@ -171,20 +205,14 @@ def _opened(reading: Reading, forms: list[str], *, with_bytes: bool = True) -> l
     return [
         _Source(path, name, None, images=tuple(class_images(path, SPLIT_NAMES)))
         if form == "image-folder"
-        else _Source(path, name, root, parts=_parts(reading, path, form, with_bytes=with_bytes))
+        else _Source(path, name, root, parts=tuple(reading.parts(path, form, with_bytes=with_bytes)))
         for path, name, root, form in zip(reading.sources, reading.names(), reading.roots(), forms, strict=True)
     ]
 
 
-def _parts(reading: Reading, source: Path, form: str, *, with_bytes: bool) -> tuple[Part, ...]:
-    return tuple(
-        parts_of(source, form, with_bytes=with_bytes, allow_outside=reading.allow_outside, question=reading.question)
-    )
-
-
 def unread_captions(reading: Reading) -> list[Path]:
     """The caption files in folders of which only the images are read."""
-    folders = [source for source in reading.sources if find_format(source, reading.format) == "image-folder"]
+    folders = [source for source in reading.sources if reading.form(source) == "image-folder"]
     return [file for folder in folders for file in metadata_files(folder)]
 
 
@@ -208,13 +236,13 @@ def images_without_row(reading: Reading) -> list[WithoutRow]:
     """The sources with captions that leave images out; none are known with an image_root."""
     found = []
     for source, root in zip(reading.sources, reading.roots(), strict=True):
-        form = find_format(source, reading.format)
+        form = reading.form(source)
         read = root is None and source.is_dir() and form in ("csv", "json", "parquet")
         folders = {file.parent for file in metadata_files(source)} if read else ()
         below = (file for folder in folders for file in folder.rglob("*") if not file.name.startswith("."))
         images = {os.path.abspath(file) for file in below if file.suffix.lower() in IMAGE_NAMES}  # noqa: PTH100
         if images:
-            names = _names(source, form, allow_outside=True)
+            names = _names(reading.parts(source, form, with_bytes=False, allow_outside=True))
             unnamed = images.difference(os.path.abspath(folder / name) for folder, name in names)  # noqa: PTH100
             if unnamed:
                 example = os.path.relpath(min(unnamed), source)
@@ -234,7 +262,7 @@ def _image_folder(reading: Reading, source: _Source) -> Iterator[tuple[float, st
 
 
 def _rows(
-    reading: Reading, source: _Source, ids: _Ids, mistakes: list[str]
+    reading: Reading, source: _Source, ids: _Ids, answers: Answers, mistakes: list[str]
 ) -> Iterator[tuple[float, str | None, RawSample | DroppedSample]]:
     """Triples for all rows: the share of the source read, the part's split, and the sample.
 
@@ -242,8 +270,10 @@ def _rows(
     """
     tools = reading.tools()
     for place, part in enumerate(source.parts):
+        if part.batch == OUTPUT:
+            continue
         name = "/".join(filter(None, (source.name, part.name)))
-        for record in part.records():
+        for record in part.records(answers):
             mistake = record.mistake or row_mistake(record.row)
             if not mistake:
                 own = record.row.get("id")
@@ -254,6 +284,8 @@ def _rows(
                 mistakes.append(f"{record.place}: {mistake}")
                 if len(mistakes) == SHOWN_MISTAKES:
                     raise DataError("\n".join([*mistakes, f"... stopped after {SHOWN_MISTAKES} mistakes"]))
+            elif not mistakes and record.lacks and (reading.require_answers or not turn_list(record.row)):
+                yield (place + record.share) / len(source.parts), part.split, DroppedSample(sample_id, record.lacks)
             elif not mistakes:
                 sample = sample_of_row(
                     record.row,
@@ -261,6 +293,7 @@ def _rows(
                     reading.finder(record.folder, source.root),
                     require_answers=reading.require_answers,
                     default_tools=tools,
+                    group=reading.group,
                 )
                 if isinstance(sample, RawSample) and sample_id != named:
                     sample = attrs.evolve(sample, draw_id=named)

@@ -4,7 +4,9 @@ FORMS is the table: how a row of a form is recognised, and the function that giv
 
     xLAM, APIGen    `query`, `answers` and `tools`, the latter two JSON: the user's turn, and an answer of calls. The
                     parameters of its tools are no schema: {"city": {"type": "str, optional", "default": "Paris"}}
-    Nemotron        `messages` as JSON; older: `input`, a list of turns, with `output`, perhaps with `system_prompt`
+    turns as JSON   `messages` or `conversations` in a text, such as Nemotron's; also with Python's quotes, as pandas
+                    writes a list to CSV
+    Nemotron        older: `input`, a list of turns, with `output`, perhaps with `system_prompt`
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from attrs import frozen
 
 from ops.ingest.row_values import CALL_ROLES, is_none, parsed
 from ops.ingest.rows import ANSWERS, TURNS
-from ops.ingest.tools import Tool, with_tools
+from ops.ingest.tools import Tool, literal, with_tools
 
 Row = dict[str, Any]
 
@@ -106,7 +108,8 @@ def _json_of_turns(row: Row) -> tuple[Row, str]:
     try:
         return {**row, key: parsed(row[key])}, ""
     except ValueError as error:
-        return row, f'"{key}" must be a list of turns, or its JSON: {error}'
+        turns = literal(row[key])
+        return ({**row, key: turns}, "") if turns else (row, f'"{key}" must be a list of turns, or its JSON: {error}')
 
 
 def _is_input_of_turns(row: Row) -> bool:
@@ -122,6 +125,6 @@ def _input_of_turns(row: Row) -> tuple[Row, str]:
 
 FORMS = (
     Form("xLAM, APIGen", _is_xlam, _xlam),
-    Form("Nemotron, messages as JSON", _is_json_of_turns, _json_of_turns),
+    Form("turns as JSON", _is_json_of_turns, _json_of_turns),
     Form("Nemotron, input and output", _is_input_of_turns, _input_of_turns),
 )

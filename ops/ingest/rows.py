@@ -229,7 +229,7 @@ def _key_mistake(row: dict[str, Any], key: str) -> str:
         *(name for name in ("split", "system", "label", *answers, *inputs) if is_text and row.get(name) is None),
     ]
     similar = [
-        *(("image", "images") if _is_image(first) and not row_images(row) else ()),
+        *(("image", "images") if is_image(first) and not row_images(row) else ()),
         *(("split",) if first in SPLITS and row.get("split") is None else ()),
         *(("system",) if isinstance(first, str) and row.get("system") is None else ()),
         *(("completion",) if questions == ["prompt"] and first_value(row, answers) is None else ()),
@@ -257,7 +257,8 @@ def _meant_turns(row: dict[str, Any]) -> str:
     return next((f', but "{key}" ({meant})' for key, meant in hints.items() if meant), "")
 
 
-def _is_image(value: Any) -> bool:
+def is_image(value: Any) -> bool:
+    """Whether a value is an image beyond doubt: a text that names one, or bytes."""
     if isinstance(value, str):
         return value.lower().startswith(("data:", "http:", "https:")) or value.lower().endswith(IMAGE_NAMES)
     return isinstance(value, bytes) or (isinstance(value, dict) and isinstance(value.get("bytes"), bytes))
@@ -376,11 +377,12 @@ def sample_of_row(
     *,
     require_answers: bool = True,
     default_tools: tuple[Tool, ...] = (),
+    group: str = "category",
 ) -> RawSample | DroppedSample:
     """The sample in a well-formed row of turns, with the row's `split`.
 
     require_answers: if false, a conversation without an answer is kept if it ends with the user's turn. default_tools:
-    for a row without any.
+    for a row without any. group: the key of the row's topic.
     """
     try:
         _refuse_other_media(row)
@@ -401,7 +403,7 @@ def sample_of_row(
             placed,
             tuple(map(finder.image, values)),
             label=_label(row),
-            topic=_topic(row),
+            topic=_topic(row, group),
             tools=tools,
             ignored=tuple(ignored),
         )
@@ -419,9 +421,9 @@ def image_values(row: dict[str, Any]) -> Iterator[Any]:
             yield value
 
 
-def _topic(row: dict[str, Any]) -> str | None:
-    """The string or integer of `category`; what groups nothing, such as a list or a long text, is ignored."""
-    value = row.get("category")
+def _topic(row: dict[str, Any], key: str) -> str | None:
+    """The string or integer under a key; what groups nothing, such as a list or a long text, is ignored."""
+    value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return None
     topic = str(value).strip()

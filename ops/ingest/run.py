@@ -9,18 +9,31 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from dsl.errors import DataError
 from dsl.op import is_builtin
 from dsl.stage import Stage
 from ops.ingest.digits import digit_samples
 from ops.ingest.image_folder import BESIDE
 from ops.ingest.image_values import AUDIO, MISSING, OUTSIDE, REMOTE, VIDEO, encoded_image
-from ops.ingest.op import Ingest
+from ops.ingest.op import GROUP, Ingest
 from ops.ingest.prose import prose_samples
 from ops.ingest.read import Read, images_without_row, read_samples, unread_captions
 from ops.ingest.rows import CHANNELS, NO_ANSWER, PYTHON_CALLS, WITHOUT_TOOLS
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.source import check_builtin
 from ops.ingest.splits import hash_of, kept_of, split_of
+from ops.ingest.traffic import (
+    CUT,
+    FAILED,
+    FILTERED,
+    LOG_CUT,
+    NO_RESPONSE,
+    NOT_KNOWN,
+    REFUSED,
+    STREAMED,
+    WITH_IMAGES,
+    WITH_TOOLS,
+)
 from ops.lib.data.files import json_line, sample_line, write_json
 from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter
 from ops.lib.data.sample_account import DUPLICATE, NOT_TAKEN, SPLITS, Tally, Unusable
@@ -34,6 +47,13 @@ REMEDIES = {
     NO_ANSWER: "set require_answers = false, and let regenerate_answers answer",
     WITHOUT_TOOLS: 'give each row its "tools", or set default_tools',
     PYTHON_CALLS: 'write the calls as "tool_calls", and the tools as "tools"',
+    NO_RESPONSE: "list the batch's output as a source too; or set require_answers = false, and let regenerate_answers "
+    "answer",
+    **dict.fromkeys(
+        (CUT, FAILED, FILTERED, REFUSED, STREAMED), "set require_answers = false, and let regenerate_answers answer"
+    ),
+    LOG_CUT: "start SGLang with --log-requests-level 3",
+    **dict.fromkeys((WITH_TOOLS, WITH_IMAGES, NOT_KNOWN), "log the requests themselves, with their messages"),
     CHANNELS: 'write the analysis as "reasoning_content", and calls as "tool_calls"',
     **dict.fromkeys((VIDEO, AUDIO), NOT_READ),
 }
@@ -56,7 +76,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
     tally = Tally(stage, "ingest", REMEDIES)
     packs = PackWriter(stage.out_dir)
     contents = Contents()
-    done = thinking = calling = 0
+    done = grouped = thinking = calling = 0
     ignored: Counter[str] = Counter()
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
         for done, (share, sample) in enumerate(read_source(config), start=1):
@@ -81,11 +101,17 @@ def ingest(config: Ingest, stage: Stage) -> None:
             contents.add(content, split)
             file.write(sample_line(row))
             tally.keep(split)
+            grouped += sample.topic is not None
             thinking += any(turn.reasoning_content for turn in sample.turns)
             calling += any(turn.tool_calls for turn in sample.turns)
             ignored.update(sample.ignored)
     stage.progress(done, done)
     tally.finish(config.max_dropped)
+    if config.group != GROUP and not grouped:
+        raise DataError(
+            f'group = "{config.group}": no sample has a text or an integer in such a field; correct the name, or leave '
+            "group out"
+        )
     if not is_builtin(config.source):
         for captions in unread_captions(config.reading()):
             stage.warn(

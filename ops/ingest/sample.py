@@ -70,7 +70,7 @@ class RawSample:
     turns   in order; their roles are system, user, assistant and tool
     images  files, or the encoded images themselves: as many as the turns have places
     label   the correct answer, if the source has it separately
-    topic   what the row's "category" says, if it says something
+    topic   what the row's "category" says, or the field that `group` of ingest names, if it says something
     tools   those that the assistant may call, in the form that chat templates take
     ignored what else the row has, and why it is left out
     """

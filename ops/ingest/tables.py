@@ -13,6 +13,7 @@ import pyarrow
 from pyarrow import parquet
 
 from dsl.errors import DataError
+from ops.ingest.compressed import too_much
 from ops.ingest.records import Record
 from ops.lib.data.files import read_object
 from ops.lib.data.limited_process import memory_limit
@@ -21,7 +22,6 @@ BATCH_ROWS, BATCH_BYTES = 32, 64 << 20  # a row may hold images of megabytes
 BUFFER = 1 << 20  # of each column: a column of a row group may hold gigabytes
 MOST_MEMORY = 2 << 30  # bytes, for a batch of rows
 MOST_ROWS = 1_000_000  # and more only if a file has more bytes than rows
-UNPACKED, TIMES = 1 << 30, 1000  # most bytes of the rows of a small file, and those of a large one for each of its own
 NEEDS_DATASETS = (
     "Arrow data sets are read by the library `datasets`, which is not installed: .venv/bin/pip install -c "
     "constraints.txt -e '.[datasets]' in dflow's folder"
@@ -109,7 +109,7 @@ def _records(batches: Iterator[Any], place: str, folder: Path, total: int, size:
             batch.validate(full=True)  # an offset outside its buffer reads other memory of the process, or ends it
             rows = batch.to_pylist()
         unpacked += batch.nbytes
-        if number + len(rows) > max(MOST_ROWS, size) or unpacked > UNPACKED + TIMES * size:
+        if number + len(rows) > max(MOST_ROWS, size) or too_much(size, unpacked):
             raise DataError(
                 f"{origin}{number + 1}: {size} bytes unpack to {total} rows, and to {unpacked} bytes so far, which is "
                 "too much for real data; write it as JSON lines if it is meant"

@@ -20,7 +20,7 @@ from ops.lib.target.checkpoint_check import (
     template_notes,
 )
 from ops.lib.target.checkpoint_files import WEIGHTS
-from ops.lib.target.probed import TURNS
+from ops.lib.target.probed import free_memory, is_measured, measured_turns, shortened
 from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes, mask_warning
@@ -29,9 +29,6 @@ from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR, image_settings, l
 from ops.load_target.op import LoadTarget
 
 LARGE = 1_000_000_000  # bytes of weights whose measuring is announced
-# Of one turn of all checks on the weights: passes of the model, and their tokens together.
-PASSES, TOKENS = 65, 700
-READ, COMPUTED = 1e10, 1e10  # bytes in a second, and operations of a core: of a slow machine
 TARGETS = Path(__file__).resolve().parents[2] / "pipelines" / "targets"
 
 
@@ -79,37 +76,6 @@ def _measuring(
     if is_loaded and not measured_turns(target.sizes.parameters, config.measure_minutes):
         notes += (shortened(target.sizes.parameters, config.measure_minutes),)
     return memory, notes
-
-
-def measured_turns(parameters: int, minutes: float) -> int:
-    """How often all checks can run on the weights within so many minutes, by an estimate; at most TURNS."""
-    return min(TURNS, int(minutes / turn_minutes(parameters)))
-
-
-def turn_minutes(parameters: int) -> float:
-    """About how long all checks take on the weights in float32, by what a pass reads and what a token computes."""
-    cores = len(os.sched_getaffinity(0))
-    return parameters * (PASSES * 4 / READ + TOKENS * 2 / (COMPUTED * cores)) / 60
-
-
-def shortened(parameters: int, minutes: float) -> str:
-    """What is measured of the weights where `measured_turns` is 0, and how to measure the rest."""
-    return (
-        f"of its weights only layers, head and embedding are measured: all checks take about "
-        f"{turn_minutes(parameters):,.0f} minutes on this CPU, and measure_minutes of load_target is {minutes:g}; set "
-        "it higher to measure padding, blocks and speculation on them too"
-    )
-
-
-def is_measured(size: int, free: int) -> bool:
-    """Whether so many bytes of weights in float32 are loaded to measure them. free: bytes of the machine's memory."""
-    return size < free / 2
-
-
-def free_memory() -> int:
-    """Bytes of this machine's memory that are free, or can be freed."""
-    lines = Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").is_file() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 1 << 40)
 
 
 def _ids(config: LoadTarget) -> dict[str, Any]:

@@ -15,7 +15,16 @@ from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
 from ops.lib.target.model import Target, complete_config, describe_target, read_config, write_target_json
 from ops.lib.target.probe import probe_config, probe_weights
-from ops.lib.target.probed import COPY, MEASURED, WEIGHTS, Probe
+from ops.lib.target.probed import (
+    COPY,
+    MEASURED,
+    WEIGHTS,
+    Probe,
+    free_memory,
+    is_measured,
+    measured_turns,
+    shortened,
+)
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.target.token_ids import mask_warning
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template
@@ -24,7 +33,6 @@ from ops.lib.vision.processor import load_processor
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR
 from ops.lib.vision.template_kinds import read_day, template_warnings, with_day
 from ops.load_target.op import LoadTarget
-from ops.load_target.plan import free_memory, is_measured, measured_turns, shortened
 
 
 class UnfitTarget(DataError):

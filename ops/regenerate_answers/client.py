@@ -19,6 +19,7 @@ import base64
 import email.utils
 import hashlib
 import io
+import json
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +40,8 @@ from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.images import FORMATS, decode, orientation
 from ops.regenerate_answers.op import RegenerateAnswers, api_key
 from ops.regenerate_answers.shards import Key
-from ops.tokenize_chat.template import Messages, texts_of
+from ops.tokenize_chat.habits import KEYS
+from ops.tokenize_chat.template import Messages, Tools, texts_of
 
 T = TypeVar("T")
 
@@ -124,8 +126,8 @@ class ChatClient:
     async def __aexit__(self, *error: Any) -> None:
         await self.http.__aexit__(*error)
 
-    async def complete(self, messages: list[dict[str, Any]], seed: int | None) -> Reply:
-        """The server's answer to a conversation.
+    async def complete(self, messages: list[dict[str, Any]], seed: int | None, tools: Tools = ()) -> Reply:
+        """The server's answer to a conversation, which may call the tools.
 
         Raises Refused if it refuses this one, DataError if it will never answer, and TransientError if it is down.
         """
@@ -133,7 +135,9 @@ class ChatClient:
             if self._dialect is None:
                 self._dialect = await self._detect_dialect()
         drawn = {} if seed is None else {"seed": seed}
-        body = {**parameters(self.config, self._dialect), "messages": messages, **drawn}
+        callable_tools = {"tools": list(tools), "tool_choice": "auto"} if tools else {}
+        shared = parameters(self.config, self._dialect)
+        body = {**shared, "messages": _with_own_keys(messages, self._dialect), **callable_tools, **drawn}
         try:
             return await self._chat(body, self.config.retries)
         except _Rejected as fault:
@@ -341,20 +345,16 @@ DIALECTS: dict[str, dict[str, Any]] = {
     },
     "vllm": {**_NEUTRAL_SAMPLING, "skip_special_tokens": False, "return_token_ids": True},
 }
-FINAL = (
-    "stop",
-    "length",
-    "content_filter",
-    "tool_calls",
-    "function_call",
-)  # anything else, such as "abort", is not an answer
+REASONING = "reasoning_content"  # the key of a message; vLLM's is "reasoning"
+CALLED = ("tool_calls", "function_call")  # of answers that end with calls
+FINAL = ("stop", "length", "content_filter", *CALLED)  # anything else, such as "abort", is not an answer
 ID_LIMIT = 2**31  # tokenizers use ids of 32 bits
 
 
 @frozen
 class Reply:
     """A server's answer. token_ids: None if not reported. prompt_ids, prompt_tokens: the prompt as the
-    server read it.
+    server read it. called: whether its parser found calls; calls: as in samples, None if they are no JSON objects.
     """
 
     text: str
@@ -364,6 +364,8 @@ class Reply:
     token_ids: list[int] | None
     prompt_tokens: int | None
     prompt_ids: list[int] | None
+    called: bool = False
+    calls: list[dict[str, Any]] | None = None
 
     def full_text(self, prompt_opens_thought: bool) -> str:
         """All text after the generation prompt. A thought that a server's reasoning parser removed is put back.
@@ -373,7 +375,7 @@ class Reply:
         if not self.thought:
             return self.text
         thought = self.thought if prompt_opens_thought else f"{THINK}\n{self.thought}"
-        return f"{thought}\n{END_OF_THOUGHT}\n\n{self.text}" if self.text else thought
+        return f"{thought}\n{END_OF_THOUGHT}\n\n{self.text}" if self.text or self.called else thought
 
 
 def parameters(config: RegenerateAnswers, dialect: str) -> dict[str, Any]:
@@ -399,10 +401,37 @@ def request_seed(seed: int, key: Key) -> int:
 def wire_messages(messages: Messages, images: Sequence[bytes]) -> list[dict[str, Any]]:
     """The messages with their images, in order, as data URLs.
 
-    A message without images is a single text, which every server accepts, and none joins with blanks.
+    A message without images is a single text, which every server accepts, and none joins with blanks. The arguments of
+    calls are JSON texts, and reasoning has the key of the protocol.
     """
     encoded = iter(images)
-    return [{"role": message["role"], "content": _content(message, encoded)} for message in messages]
+    return [
+        {"role": message["role"], "content": _content(message, encoded), **_of_tools(message)} for message in messages
+    ]
+
+
+def _with_own_keys(messages: list[dict[str, Any]], dialect: str) -> list[dict[str, Any]]:
+    """The messages, with the dialect's key of reasoning."""
+    if dialect != "vllm":
+        return messages
+    return [{"reasoning" if key == REASONING else key: each for key, each in one.items()} for one in messages]
+
+
+def _of_tools(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The calls, the id and name of a result, and the reasoning of a message."""
+    more = {key: message[key] for key in ("tool_call_id", "name") if key in message}
+    thought = next((message[key] for key in KEYS if key in message), None)
+    if thought is not None:
+        more[REASONING] = thought
+    if "tool_calls" in message:
+        more["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _arguments(call)}} for call in message["tool_calls"]
+        ]
+    return more
+
+
+def _arguments(call: Mapping[str, Any]) -> str:
+    return json.dumps(call["function"]["arguments"], ensure_ascii=False)
 
 
 def _content(message: Mapping[str, Any], images: Iterator[bytes]) -> str | list[dict[str, Any]]:
@@ -441,6 +470,7 @@ def read_reply(data: Any) -> Reply:
         choice, usage = data["choices"][0], data.get("usage") or {}
         message, finish_reason = choice["message"], choice["finish_reason"]
         text, thought = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
+        called = message.get("tool_calls")
         ids = [choice.get("response_token_ids"), choice.get("token_ids")]
         prompt_ids = [choice.get("prompt_token_ids"), data.get("prompt_token_ids")]
         counts = usage.get("completion_tokens"), usage.get("prompt_tokens")
@@ -448,7 +478,8 @@ def read_reply(data: Any) -> Reply:
         raise ValueError(f"not a chat completion: {shown_json(data)}") from error
     if finish_reason not in FINAL:
         raise ValueError(f"aborted by the server: finish_reason {finish_reason!r:.100}")
-    full_text = _text("content", text) + _text("reasoning_content", thought)
+    calls = _calls(called or [])
+    full_text = _text("content", text) + _text("reasoning_content", thought) + str(called or "")
     token_ids = _first("token_ids", ids, range(ID_LIMIT))
     return Reply(
         text=text or "",
@@ -458,7 +489,33 @@ def read_reply(data: Any) -> Reply:
         token_ids=None if full_text and not token_ids else token_ids,  # no ids of a non-empty answer: not reported
         prompt_tokens=_count("prompt_tokens", counts[1]),
         prompt_ids=_first("prompt_token_ids", prompt_ids, None) or None,
+        called=bool(called),
+        calls=calls,
     )
+
+
+def _calls(called: Any) -> list[dict[str, Any]] | None:
+    """The calls of an answer as in samples, the id "" where none is given; None if arguments are no JSON objects.
+
+    Raises ValueError for anything but calls of functions.
+    """
+    try:
+        functions = [call["function"] for call in called]
+        names = [_text("name of a call", function["name"]) for function in functions]
+        ids = [_text("id of a call", call.get("id")) for call in called]
+        given = [function.get("arguments") or "{}" for function in functions]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _malformed("tool_calls", "a list of calls", called) from error
+    try:
+        arguments = [each if isinstance(each, dict) else parse_json(each) for each in given]
+    except (TypeError, ValueError):
+        return None
+    if not names or not all(isinstance(each, dict) for each in arguments):
+        return None
+    return [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": each}}
+        for call_id, name, each in zip(ids, names, arguments, strict=True)
+    ]
 
 
 def _text(name: str, value: object) -> str:

@@ -7,7 +7,9 @@ run.py applies to what was answered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,12 @@ from ops.lib.vision.chat_template import read_chat_template
 from ops.lib.vision.processor import load_processor
 from ops.lib.vision.template_kinds import template_warnings
 from ops.regenerate_answers.conflicts import check_context
-from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.shards import Answer, Key
-from ops.tokenize_chat.channels import for_channels, without_channels
-from ops.tokenize_chat.encode import ChatEncoder, load_images, num_images, prompt_ids, prompt_sample
-from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages
+from ops.regenerate_answers.op import RegenerateAnswers, ToolResults
+from ops.regenerate_answers.shards import Answer, Key, turns_of
+from ops.tokenize_chat.channels import without_channels
+from ops.tokenize_chat.contexts import SHORT_IDS, as_shown, calls_text
+from ops.tokenize_chat.encode import LAST, ChatEncoder, load_images, num_images, prompt_ids, prompt_sample
+from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Tools
 
 
 @frozen
@@ -79,50 +82,79 @@ class Prompts:
                 "(preprocessor_config.json): remove the image samples, or use a vision-language target"
             )
 
-    def opens_thought(self, messages: Messages) -> bool:
-        """Whether the generation prompt after `messages` opens a thought, so that answers lack the tag."""
-        return self.encoder.template.render(messages, prompt=True).rstrip().endswith(THINK)
+    def shown(self, messages: Messages) -> Messages:
+        """The messages as a server gives them to the chat template: reasoning is under the key that it shows."""
+        return as_shown(self.encoder.habits, messages, keeps_reasoning=True)[1]
 
-    def ids(self, row: dict[str, Any], messages: Messages) -> tuple[list[int], int]:
-        """The prompt's token ids with one placeholder for each image, and their number with images expanded.
+    def opens_thought(self, row: dict[str, Any]) -> bool:
+        """Whether the generation prompt after a row's messages opens a thought, so that answers lack the tag."""
+        prompt = self.encoder.template.render(self.shown(row["messages"]), prompt=True, tools=row.get("tools", ()))
+        return prompt.rstrip().endswith(THINK)
+
+    def ids(self, row: dict[str, Any]) -> tuple[list[int], int]:
+        """The ids of the prompt after a row's messages, with one placeholder for each image, and their number with
+        images expanded.
 
         No image is decoded. Raises Unusable.
         """
-        return prompt_ids(row["id"], messages, self.encoded_images(row, messages), self.encoder)
+        messages, tools = row["messages"], row.get("tools", ())
+        self.encoder.template.check(messages, tools)
+        return prompt_ids(row["id"], self.shown(messages), self.encoded_images(row), self.encoder, tools)
 
-    def sample(self, row: dict[str, Any], messages: Messages) -> TokenSample:
-        """The target's input for the turns so far and the generation prompt, with images. Raises Unusable."""
-        references = row["images"][: sum(map(num_images, messages))]
-        images = load_images(references, self.folder, self.encoder.processor)
-        return prompt_sample(row["id"], row["category"], messages, images, self.encoder)
+    def sample(self, row: dict[str, Any]) -> TokenSample:
+        """The target's input for a row's messages and the generation prompt, with images. Raises Unusable."""
+        images = load_images(row["images"], self.folder, self.encoder.processor)
+        messages, tools = self.shown(row["messages"]), row.get("tools", ())
+        return prompt_sample(row["id"], row["category"], messages, images, self.encoder, tools)
 
-    def encoded_images(self, row: dict[str, Any], messages: Messages) -> list[bytes]:
-        """The encoded images of the turns, as they were ingested."""
-        return [read_packed(self.folder, reference) for reference in row["images"][: sum(map(num_images, messages))]]
+    def encoded_images(self, row: dict[str, Any]) -> list[bytes]:
+        """The encoded images of a row, as they were ingested."""
+        return [read_packed(self.folder, reference) for reference in row["images"]]
 
     def text(self, tokens: list[int]) -> str:
         """The text of generated tokens without their EOS, including thinking tags; of channels see channels.py."""
-        text = self.encoder.processor.tokenizer.decode(
-            tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        text = self.encoder.text_of(tokens)
         return without_channels(text) if self.encoder.template.has_channels else text
 
-    def sent(self, messages: Messages) -> Messages:
-        """The messages as a server's chat template takes them."""
-        return for_channels(messages) if self.encoder.template.has_channels else messages
+    def with_calls(self, conversation: Conversation, answer: Answer) -> Answer:
+        """The next answer of a conversation, with the calls that its text has.
 
-    def gives(self, messages: Messages, tokens: list[int]) -> bool:
-        """Whether tokenising `messages`, which end with an answer's text, gives the answer's tokens again.
-
-        Raises Unusable if tokenize_chat would drop the sample for its answer.
+        Calls are read only if they are what the template writes for those of the data, blanks aside.
         """
-        prompt = self.encoder.prompt(messages[:-1]).tolist()
-        input_ids = self.encoder.encode(messages).input_ids.tolist()
-        return input_ids[: len(prompt) + len(tokens)] == [*prompt, *tokens]
+        tools, wanted = conversation.row.get("tools", ()), conversation.turns[conversation.place]
+        if not tools:
+            return answer
+        if "tool_calls" in wanted:
+            encoder = self.encoder
+            asked = conversation.messages, wanted["tool_calls"], tools
+            written = encoder.template.finish(calls_text(encoder.habits, encoder.eos_texts, *asked))
+            before = before_same_end(answer.text, written)
+            if before is not None:
+                calls = conversation.with_ids(wanted["tool_calls"])
+                return evolve(answer, text=before.rstrip(), called=True, calls=calls)
+        _, call = self.encoder.habits.markup.parts(answer.text)
+        return evolve(answer, called=call < len(answer.text))
 
-    def count(self, messages: Messages) -> int:
+    def takes(self, text: str, tokens: list[int]) -> bool:
+        """True, if an answer's tokens can be learnt as they are. text: as `text` gives it.
+
+        Raises Unusable for tokens with which other turns begin or end, those of images, and others than the model's.
+        With channels, which begin like turns, no special token may be left in the text.
+        """
+        self.encoder.check_ids(tokens)
+        names = self.encoder.processor.tokenizer.convert_ids_to_tokens(tokens)
+        inside = names[:-1] if tokens[-1] in self.encoder.processor.eos_token_ids else names
+        for token in self.encoder.template.special_tokens:
+            if token in text if self.encoder.template.has_channels else token in inside and self._is_of_turns(token):
+                raise Unusable(SPECIAL_IN_TEXT, token)
+        return True
+
+    def _is_of_turns(self, token: str) -> bool:
+        return MEDIA.search(token) is not None or token in self.encoder.headers
+
+    def count(self, messages: Messages, tools: Tools) -> int:
         """Tokens of the last answer in tokenize_chat, EOS included. Raises Unusable."""
-        encoded = self.encoder.encode(messages)
+        encoded = self.encoder.encode(messages, tools=tools)
         return int(encoded.loss_mask[encoded.prompt_tokens :].sum())
 
     def length(self, text: str) -> int:
@@ -130,58 +162,66 @@ class Prompts:
         return len(self.encoder.processor.tokenizer.encode(text, add_special_tokens=False))
 
 
+def before_same_end(text: str, end: str) -> str | None:
+    """The text before its end, which is the given one with other blanks; None if it is not."""
+    bare, wanted = "".join(text.split()), "".join(end.split())
+    if not wanted or not bare.endswith(wanted):
+        return None
+    places = [place for place, character in enumerate(text) if not character.isspace()]
+    return text[: places[len(bare) - len(wanted)]]
+
+
+MEDIA = re.compile("image|img|vision|video|audio", re.IGNORECASE)  # tokens that stand for no text
 LONG_PROMPT = "prompt longer than max_prompt_tokens"
 IMAGE_IN_ANSWER = "image in an answer"
 NOTHING_ASKED = "no turn to answer"
-HAS_TOOLS = "the sample has tools, which regenerate_answers does not send"
 EMPTY_ANSWER = "empty answer"
+UNREADABLE_CALLS = "calls that cannot be read"  # and whose tokens a server does not report
 SPECIAL_IN_ANSWER = "special token in the target's answer"  # those in a prompt are found before the request
-
-
-def turns_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The turns of a sample, with an empty answer at the end if the last turn is the user's."""
-    turns = list(row["messages"])
-    spoken = [turn["role"] for turn in turns if turn["role"] != "system"]
-    return [*turns, {"role": "assistant", "content": []}] if spoken[-1:] == ["user"] else turns
-
-
-def with_answers(turns: Messages, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """The turns with the given answers in place of their own, ending before the next answer, or at the end."""
-    remaining, messages = iter(texts), []
-    for turn in turns:
-        if turn["role"] != "assistant":
-            messages.append(turn)
-        elif (text := next(remaining, None)) is not None:
-            messages.append({"role": "assistant", "content": [{"type": "text", "text": text}]})
-        else:
-            break
-    return messages
 
 
 @define
 class Conversation:
-    """A sample being answered. reason: why it is dropped, "" if it is not."""
+    """A sample being answered.
+
+    messages: the turns before the next answer, with the target's own answers, and images: the references of their
+    images. place: of the next answer in the turns of the data. reason: why the sample is dropped, "" if it is not.
+    is_cut: whether it ended behind calls that are not the data's. skipped: answers without calls where the data calls.
+    """
 
     row: dict[str, Any]
+    tool_results: ToolResults = "same_name"
     answers: list[Answer] = field(factory=list)
     reason: str = ""
     detail: str = ""
     turns: list[dict[str, Any]] = field(default=Factory(lambda self: turns_of(self.row), takes_self=True))
-    wanted: int = field(init=False)
+    messages: list[dict[str, Any]] = field(init=False, factory=list)
+    images: list[dict[str, Any]] = field(init=False, factory=list)
+    place: int = field(init=False, default=0)
+    is_cut: bool = field(init=False, default=False)
+    skipped: int = field(init=False, default=0)
+    _images_before: list[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._images_before = [0, *accumulate(map(num_images, self.turns))]
         answers = [turn for turn in self.turns if turn["role"] == "assistant"]
-        self.wanted = len(answers)
-        if "tools" in self.row:
-            self.reason = HAS_TOOLS
-        elif any(part["type"] == "image" for turn in answers for part in turn["content"]):
+        if any(part["type"] == "image" for turn in answers for part in turn["content"]):
             self.reason = IMAGE_IN_ANSWER
         elif not answers:
             self.reason = NOTHING_ASKED
+        self._go_on(0)
+
+    @classmethod
+    def told(cls, row: dict[str, Any], tool_results: ToolResults, answers: Iterable[Answer]) -> Conversation:
+        """A sample with its answers."""
+        conversation = cls(row, tool_results)
+        for answer in answers:
+            conversation.take(answer)
+        return conversation
 
     @property
     def finished(self) -> bool:
-        return bool(self.reason) or len(self.answers) == self.wanted
+        return bool(self.reason) or self.place == len(self.turns)
 
     @property
     def key(self) -> Key:
@@ -189,13 +229,64 @@ class Conversation:
         return self.row["id"], len(self.answers)
 
     @property
-    def messages(self) -> list[dict[str, Any]]:
-        """The turns before the next answer."""
-        return with_answers(self.turns, [answer.text for answer in self.answers])
+    def asked(self) -> dict[str, Any]:
+        """The row with the messages and images before the next answer, or of the finished conversation."""
+        return {**self.row, "messages": self.messages, "images": self.images}
+
+    def _go_on(self, place: int) -> None:
+        """Keep the turns of the data from a place on, up to the next answer.
+
+        Of a row of which only the last answer is learnt, the others are the data's.
+        """
+        last = len(self.turns) - 1
+        while place <= last and (not self._is("assistant", place) or (self.row.get("learnt") == LAST and place < last)):
+            self._keep(place)
+            place += 1
+        self.place = place
+
+    def _keep(self, place: int, **changes: Any) -> None:
+        self.messages.append({**self.turns[place], **changes})
+        self.images += self.row["images"][self._images_before[place] : self._images_before[place + 1]]
 
     def take(self, answer: Answer) -> None:
+        """Add the next answer, and what the data has behind it.
+
+        Behind the data's own calls these are its results, by the ids of the target's calls; behind others nothing.
+        Without a call where the data has one, they are the turns from the user's next one on.
+        """
         self.answers.append(answer)
         self.reason, self.detail = answer.reason, answer.detail
+        self.messages.append(answer.turn())
+        asked, behind = self.turns[self.place].get("tool_calls", ()), self.place + 1
+        results = range(
+            behind, next((n for n in range(behind, len(self.turns)) if not self._is("tool", n)), len(self.turns))
+        )
+        if not (answer.called or asked):
+            self._go_on(behind)
+        elif not answer.called:
+            self.skipped += behind < len(self.turns)
+            self._go_on(next((n for n in range(behind, len(self.turns)) if self._is("user", n)), len(self.turns)))
+        elif (own := matched_calls(asked, answer.calls or (), self.tool_results)) is None:
+            self.is_cut = behind < len(self.turns)
+            self.place = len(self.turns)
+        else:
+            order = [each["id"] for each in answer.calls or ()]
+            ids = {n: own.get(self.turns[n]["tool_call_id"], "") for n in results}
+            for place in sorted((n for n in results if ids[n]), key=lambda n: order.index(ids[n])):
+                self._keep(place, tool_call_id=ids[place])
+            self._go_on(results.stop)
+
+    def with_ids(self, calls: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        """The calls of the next answer, with ids of their own if some have none, or those of other calls."""
+        used = [call["id"] for turn in self.messages for call in turn.get("tool_calls", ())]
+        ids = [call["id"] for call in calls or ()]
+        if not calls or ("" not in ids and len({*used, *ids}) == len(used) + len(ids)):
+            return calls
+        fresh = (each for each in map(SHORT_IDS.format, count(1)) if each not in used)
+        return [{**call, "id": own} for call, own in zip(calls, fresh, strict=False)]
+
+    def _is(self, role: str, place: int) -> bool:
+        return bool(self.turns[place]["role"] == role)
 
     def outcome(self) -> dict[str, Any]:
         """The conversation's line in a shard of the work folder: the answers, and the reason why it is dropped."""
@@ -211,13 +302,34 @@ class Conversation:
         self.reason, self.detail = reason, detail
 
     def judged(self, answer: Answer, same: Callable[[Messages], bool]) -> Answer:
-        """The next answer, with a flag whether its text gives the same tokens again. same: see `Prompts.gives`."""
-        if not answer.text.strip():
+        """The next answer, with a flag whether other tokens are learnt than were generated.
+
+        same: whether the same tokens are learnt of messages that end with the answer, such as `Prompts.takes`.
+        """
+        if not (answer.text.strip() or answer.calls):
             return evolve(answer, reason=EMPTY_ANSWER)
-        messages = with_answers(self.turns, [*(earlier.text for earlier in self.answers), answer.text])
-        last = max(place for place, turn in enumerate(messages) if turn["role"] == "assistant")
         try:
-            return evolve(answer, retokenised_differently=not same(messages[: last + 1]))
+            return evolve(answer, retokenised_differently=not same([*self.messages, answer.turn()]))
         except Unusable as fault:
             reason = SPECIAL_IN_ANSWER if fault.reason == SPECIAL_IN_TEXT else fault.reason
             return evolve(answer, reason=reason, detail=fault.detail)
+
+
+def matched_calls(
+    of_data: Sequence[dict[str, Any]], own: Sequence[dict[str, Any]], tool_results: ToolResults
+) -> dict[str, str] | None:
+    """The ids of the target's calls by those of the data's, which call the same; None if others are called.
+
+    The same are the same functions, in any order, and with "same_call" the same arguments too.
+    """
+    if tool_results == "none" or len(of_data) != len(own):
+        return None
+    left, found = [(each["id"], each["function"]) for each in own], {}
+    for exactly in (True,) if tool_results == "same_call" else (True, False):
+        for call in of_data:
+            wanted = call["function"]
+            same = (each for each in left if each[1] == wanted or (not exactly and each[1]["name"] == wanted["name"]))
+            if call["id"] not in found and (match := next(same, None)) is not None:
+                found[call["id"]] = match[0]
+                left.remove(match)
+    return None if left else found

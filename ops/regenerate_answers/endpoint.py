@@ -15,12 +15,14 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from dsl.errors import DataError, StopRequested
+from ops.lib.data.files import json_line
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.shared_shards import POLL_S
-from ops.regenerate_answers.client import ChatClient, Refused, Reply, request_seed, wire_messages
-from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation, Prompts
-from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.client import CALLED, ChatClient, Refused, Reply, request_seed, wire_messages
+from ops.regenerate_answers.conversations import LONG_PROMPT, UNREADABLE_CALLS, Conversation, Prompts
+from ops.regenerate_answers.op import RegenerateAnswers, ToolResults
 from ops.regenerate_answers.shards import Answer, Journal, Progress, Shard
+from ops.tokenize_chat.template import Tools
 
 STOP_POLL_S = 0.1
 HOPELESS = 20  # refusals before the first answer: the samples are not at fault
@@ -34,8 +36,8 @@ class OpenShard:
     open: int
 
     @classmethod
-    def of(cls, shard: Shard) -> OpenShard:
-        conversations = [Conversation(row) for row in shard.rows]
+    def of(cls, shard: Shard, tool_results: ToolResults) -> OpenShard:
+        conversations = [Conversation(row, tool_results) for row in shard.rows]
         return cls(shard, shard.journal(), conversations, len(conversations))
 
     def close(self) -> None:
@@ -47,12 +49,13 @@ class OpenShard:
 
 @frozen
 class Request:
-    """A prompt to send: its messages, and its ids with one placeholder for each image.
+    """A prompt to send: its messages and tools, and its ids with one placeholder for each image.
 
     tokens: their number, with images expanded.
     """
 
     messages: list[dict[str, Any]]
+    tools: Tools
     prompt_ids: list[int]
     tokens: int
     has_images: bool
@@ -150,7 +153,7 @@ class EndpointAnswerer:
                 continue
             if shard.is_finished:
                 continue
-            open_shard = OpenShard.of(shard)
+            open_shard = OpenShard.of(shard, self.config.tool_results)
             for conversation in open_shard.conversations:
                 yield open_shard, conversation
 
@@ -188,7 +191,7 @@ class EndpointAnswerer:
             drawn = self.config.temperature > 0
             seed = request_seed(self.config.seed or 0, conversation.key) if drawn else None
             try:
-                reply = await self.client.complete(request.messages, seed)
+                reply = await self.client.complete(request.messages, seed, request.tools)
             except Refused as fault:
                 self._refused(conversation, fault, journal)
                 return
@@ -210,26 +213,38 @@ class EndpointAnswerer:
 
     def _next_request(self, conversation: Conversation) -> Request:
         """The next prompt of a conversation. Raises Unusable if it cannot be sent."""
-        messages = conversation.messages
-        ids, tokens = self.prompts.ids(conversation.row, messages)
-        encoded = self.prompts.encoded_images(conversation.row, messages)
-        on_the_wire = wire_messages(self.prompts.sent(messages), encoded)
-        return Request(on_the_wire, ids, tokens, bool(encoded), self.prompts.opens_thought(messages))
+        asked = conversation.asked
+        ids, tokens = self.prompts.ids(asked)
+        encoded = self.prompts.encoded_images(asked)
+        on_the_wire = wire_messages(self.prompts.shown(asked["messages"]), encoded)
+        tools = asked.get("tools", ())
+        return Request(on_the_wire, tools, ids, tokens, bool(encoded), self.prompts.opens_thought(asked))
 
     def _answer(self, conversation: Conversation, request: Request, reply: Reply) -> Answer:
         differently = self._prompted_differently(conversation, request, reply)
-        ids = reply.token_ids
+        ids, text, calls = reply.token_ids, reply.full_text(request.opens_thought), conversation.with_ids(reply.calls)
+        end = "stop" if reply.finish_reason in CALLED else reply.finish_reason
         if ids is not None:
             closed = bool(ids) and ids[-1] in self.prompts.encoder.processor.eos_token_ids
-            text = self.prompts.text(ids[:-1] if closed else ids)
-            answer = Answer(text, reply.finish_reason, len(ids), prompted_differently=differently)
-            return conversation.judged(answer, lambda messages: self.prompts.gives(messages, ids))
-        text, cut = reply.full_text(request.opens_thought), reply.finish_reason != "stop"
-        if reply.tokens is None:  # without the server's count there is nothing to compare
-            answer = Answer(text, reply.finish_reason, self.prompts.length(text) + (not cut))
-            return conversation.judged(evolve(answer, prompted_differently=differently), lambda _: True)
-        answer = Answer(text, reply.finish_reason, reply.tokens, prompted_differently=differently)
-        return conversation.judged(answer, lambda messages: self.prompts.count(messages) - cut == reply.tokens)
+            written = self.prompts.text(ids[:-1] if closed else ids)
+            text = text if calls else written
+            tokens = len(ids)
+        else:  # without the server's count there is nothing to compare
+            said = text + "".join(json_line(call["function"]) for call in calls or ())
+            tokens = self.prompts.length(said) + (end == "stop") if reply.tokens is None else reply.tokens
+        answer = Answer(text, end, tokens, prompted_differently=differently, ids=ids, called=reply.called, calls=calls)
+        if reply.called and not calls and ids is None:
+            return evolve(answer, reason=UNREADABLE_CALLS)
+        if not reply.called:
+            answer = self.prompts.with_calls(conversation, answer)
+        if ids is not None:
+            return conversation.judged(answer, lambda _: self.prompts.takes(written, ids))
+        if reply.tokens is None:
+            return conversation.judged(answer, lambda _: True)
+        cut = end != "stop"
+        return conversation.judged(
+            answer, lambda messages: self.prompts.count(messages, request.tools) - cut == reply.tokens
+        )
 
     def _prompted_differently(self, conversation: Conversation, request: Request, reply: Reply) -> bool:
         """Whether the server reports that it read other prompt tokens. The user is told once."""

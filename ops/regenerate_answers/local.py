@@ -50,7 +50,7 @@ class Answerer:
         Batches are formed as if the journal were empty, and its answers are then left out of them: where an earlier
         attempt ended changes no more than the rounding of a batch.
         """
-        conversations = [Conversation(row) for row in rows]
+        conversations = [Conversation(row, self.config.tool_results) for row in rows]
         while pending := [conversation for conversation in conversations if not conversation.finished]:
             lengths = [self._prompt_length(conversation) for conversation in pending]
             places = [place for place, length in enumerate(lengths) if length]
@@ -65,7 +65,7 @@ class Answerer:
         Its images are decoded later with its batch, as a shard's pixels may not fit into memory.
         """
         try:
-            _, length = self.prompts.ids(conversation.row, conversation.messages)
+            _, length = self.prompts.ids(conversation.asked)
         except Unusable as fault:
             conversation.drop(fault.reason, fault.detail)
             return 0
@@ -93,12 +93,13 @@ class Answerer:
 
         config = self.config
         draws = [uniform_draws(config.seed or 0, *each.key, config.max_new_tokens) for each in batch]
-        prompts = [self.prompts.sample(each.row, each.messages) for each in batch]
+        prompts = [self.prompts.sample(each.asked) for each in batch]
         sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p)
         generate(self.target, prompts, torch.stack(draws), sampling, after_step)
 
     def _answer(self, conversation: Conversation, tokens: list[int]) -> Answer:
         stopped = bool(tokens) and tokens[-1] in self.target.eos_token_ids
         text = self.prompts.text(tokens[:-1] if stopped else tokens)
-        answer = Answer(text, "stop" if stopped else "length", len(tokens))
-        return conversation.judged(answer, lambda messages: self.prompts.gives(messages, tokens))
+        answer = Answer(text, "stop" if stopped else "length", len(tokens), ids=tokens)
+        answer = self.prompts.with_calls(conversation, answer)
+        return conversation.judged(answer, lambda _: self.prompts.takes(text, tokens))

@@ -19,6 +19,8 @@ from ops.lib.vision.processor_files import ordered_pixels
 OWN_PARAMETERS = (
     "model",
     "messages",
+    "tools",
+    "tool_choice",
     "temperature",
     "top_p",
     "max_tokens",
@@ -28,6 +30,8 @@ OWN_PARAMETERS = (
     "stream",
 )
 
+History = Literal["own", "data"]
+ToolResults = Literal["same_name", "same_call", "none"]
 NEEDS_TARGET = Needs(
     "huggingface",
     'backend = "huggingface" needs a target; backend = "endpoint" can use a processor instead',
@@ -38,7 +42,7 @@ NO_SERVER = Only("backend", "huggingface", "'{name}' is set on the server with b
 
 
 @op(
-    version=1,
+    version=2,
     run="ops.regenerate_answers.run:regenerate_answers",
     key_libraries=("torch", "transformers", "tokenizers", "pillow"),
     resumable=True,
@@ -162,6 +166,18 @@ class RegenerateAnswers:
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", validator=NO_SERVER, help="of the forward pass"
     )
+    history: History = field(
+        default="own",
+        keyed_default=False,
+        help='earlier answers in a prompt: the target\'s own ("own"), or the data\'s ("data"), and then each answer is '
+        "a sample of its own, for data whose calls the target does not repeat",
+    )
+    tool_results: ToolResults = field(
+        default="same_name",
+        keyed_default=False,
+        help='the data\'s results of calls are used where the target calls the same functions ("same_name"), with the '
+        'same arguments too ("same_call"), or never ("none"); else a conversation ends with the target\'s call',
+    )
     finish_reasons: tuple[Literal["stop", "length"], ...] = field(
         default=("stop",),
         validator=validators.min_len(1),
@@ -176,7 +192,9 @@ class RegenerateAnswers:
         help="samples with a longer answer are dropped; EOS counts",
     )
     drop_retokenised: bool = field(
-        default=False, help="drop samples with an answer whose text gives other tokens than the target generated"
+        default=False,
+        help="drop samples with an answer whose text gives other tokens than the target generated, where a server "
+        "reports no ids of them; answers with ids are learnt as they are",
     )
     batch_tokens: int = field(
         default=16384,

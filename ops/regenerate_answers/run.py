@@ -28,19 +28,20 @@ from ops.lib.forecasts import ANSWERED, SamplesForecast, TargetStated, refuse_co
 from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conflicts import conflicts
-from ops.regenerate_answers.conversations import HAS_TOOLS, SPECIAL_IN_ANSWER, Prompts, turns_of, with_answers
+from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, Conversation, Prompts
 from ops.regenerate_answers.endpoint import EndpointAnswerer, ServerUse
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.regenerate_answers.shards import Progress, Shard, shards
+from ops.regenerate_answers.shards import Answer, Progress, Shard, asked_rows, shards, turns_of
+from ops.tokenize_chat.encode import LAST
 
 FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
 RETOKENISED = "tokenised otherwise than generated"
 KEPT = 'answers = "data": those of the data set stay, and nothing was generated'
 UNTRAINED = (
-    "a target that writes tokens of the chat template is probably not trained, has another chat template, or writes "
-    "thoughts or calls of tools in special tokens (docs/targets.md)"
+    "a target that writes the tokens of turns or images is probably not trained, or has another chat template; of "
+    "gpt-oss these are other channels than analysis and final (docs/targets.md)"
 )
 USUAL_CAUSES = (
     "the usual causes are answers that were cut (max_new_tokens), and a chat template that changes answers, such as "
@@ -55,7 +56,6 @@ REMEDIES = {
     TOO_LONG: "raise max_answer_tokens",
     RETOKENISED: "set drop_retokenised = false, which trains on tokens that the target did not generate",
     SPECIAL_IN_ANSWER: UNTRAINED,
-    HAS_TOOLS: 'answers = "data" keeps them with the answers of the data',
 }
 
 
@@ -88,7 +88,7 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     if stage.workers == 1:
         served = answer(config, stage, prompts, work(), progress)
         progress.report()
-        write_artifact(config, stage, samples.path, served)
+        write_artifact(config, stage, samples.path, prompts, served)
         return
     shared = SharedShards(stage)
     mine = shared.claimed(work, lambda shard: shard.path)
@@ -98,7 +98,7 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
 
     def write() -> None:
         of_all = [ServerUse(**each) for given in shared.given("served") for each in given]
-        write_artifact(config, stage, samples.path, of_all)
+        write_artifact(config, stage, samples.path, prompts, of_all)
 
     shared.write_artifact(write)
 
@@ -138,7 +138,9 @@ def answer_by_server(
     return [answerer.served()]
 
 
-def write_artifact(config: RegenerateAnswers, stage: Stage, folder: Path, served: Sequence[ServerUse]) -> None:
+def write_artifact(
+    config: RegenerateAnswers, stage: Stage, folder: Path, prompts: Prompts, served: Sequence[ServerUse]
+) -> None:
     """Write the samples, their images and, with a server, its speed in this attempt. folder: of the samples read."""
     if served:
         together = ServerUse.together(served)
@@ -148,7 +150,7 @@ def write_artifact(config: RegenerateAnswers, stage: Stage, folder: Path, served
         write_json(stage.out_dir / "measurements.json", {**figures, "seconds": together.seconds, "server": server})
     link_packs(folder, stage.out_dir)
     write_json(stage.out_dir / ANSWERED, {"enable_thinking": config.enable_thinking})
-    write_samples(config, stage, folder)
+    write_samples(config, stage, folder, prompts.encoder.vocabulary)
 
 
 def write_once(stage: Stage, write: Callable[[], None]) -> None:
@@ -181,21 +183,25 @@ def write_given(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
 def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> Sequence[int]:
     """The answers wanted before each sample, and then of all. Raises DataError for images without a vision target."""
     before = array("q", [0])
-    for row in read_jsonl(folder / "samples.jsonl"):
+    for row in asked_rows(folder, config):
         if row["split"] in config.splits:
-            before.append(before[-1] + sum(turn["role"] == "assistant" for turn in turns_of(row)))
+            wanted = sum(turn["role"] == "assistant" for turn in turns_of(row))
+            before.append(before[-1] + (min(wanted, 1) if row.get("learnt") == LAST else wanted))
             if row["images"]:
                 prompts.check_sees_images(row["id"])
     return before
 
 
-def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
-    """Write samples.jsonl, summary.json and dropped.csv from the finished shards, and log the counts."""
+def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, vocabulary: str) -> None:
+    """Write samples.jsonl, summary.json and dropped.csv from the finished shards, and log the counts.
+
+    vocabulary: the digest of the tokens that generated ids mean.
+    """
     outcomes = (outcome for shard in shards(folder, config, stage.work_dir) for outcome in read_jsonl(shard.path))
-    answers = tokens = retokenised = trained_on = prompted = kept = spoilt = 0
+    answers = tokens = retokenised = trained_on = prompted = kept = spoilt = called = cut = skipped = 0
     tally = Tally(stage, "regenerate", REMEDIES)
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8", newline="\n") as file:
-        for row in read_jsonl(folder / "samples.jsonl"):
+        for row in asked_rows(folder, config):
             if row["split"] in config.splits:
                 outcome = next(outcomes)
                 answers += len(outcome["answers"])
@@ -204,7 +210,11 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
                 if (fault := refusal(config, outcome)) is not None:
                     tally.drop(fault[0], row["id"], fault[1])
                     continue
-                row = regenerated_row(row, outcome)
+                told = [Answer(**answer) for answer in outcome["answers"]]
+                conversation = Conversation.told(row, config.tool_results, told)
+                row = regenerated_row(conversation, vocabulary)
+                called, cut = called + ("tools" in row), cut + conversation.is_cut
+                skipped += conversation.skipped
                 differently = sum(answer["retokenised_differently"] for answer in outcome["answers"])
                 retokenised += differently
                 spoilt += differently > 0
@@ -222,6 +232,8 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path) -> None
     counts = {"answers": answers, "tokens": tokens, "retokenised_differently": retokenised}
     if config.backend == "endpoint":
         counts["prompted_differently"] = prompted
+    if called:
+        counts |= {"cut_at_call": cut, "calls_skipped": skipped}
     stage.log({f"regenerate/{name}": count for name, count in counts.items()}, step=0)
 
 
@@ -253,14 +265,19 @@ def other_tokens(spoilt: int, samples: int) -> str:
     return f"set drop_retokenised = true, which drops their samples; {USUAL_CAUSES}"
 
 
-def regenerated_row(row: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """The sample with its new answers, their finish reasons and lengths."""
-    answers = outcome["answers"]
+def regenerated_row(conversation: Conversation, vocabulary: str) -> dict[str, Any]:
+    """The sample of an answered conversation, with the ids of its answers, their finish reasons and lengths."""
+    answers = conversation.answers
+    places = [place for place, turn in enumerate(conversation.messages) if turn["role"] == "assistant"]
+    messages = list(conversation.messages)
+    for place, answer in zip(places[-len(answers) :], answers, strict=True):
+        if answer.ids:
+            messages[place] = {**messages[place], "generated_ids": answer.ids, "tokenizer": vocabulary}
     return {
-        **row,
-        "messages": with_answers(turns_of(row), [answer["text"] for answer in answers]),
-        "finish_reasons": [answer["finish_reason"] for answer in answers],
-        "answer_tokens": [answer["tokens"] for answer in answers],
+        **conversation.asked,
+        "messages": messages,
+        "finish_reasons": [answer.finish_reason for answer in answers],
+        "answer_tokens": [answer.tokens for answer in answers],
     }
 
 

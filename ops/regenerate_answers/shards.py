@@ -20,6 +20,7 @@ from dsl.stage import Stage
 from ops.lib.data.files import read_jsonl, write_jsonl
 from ops.lib.data.shared_shards import partial_path, publish, published_ranges
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.tokenize_chat.encode import LAST
 
 ANSWERS = ".answers"
 EVERY_S = 2.0
@@ -31,7 +32,8 @@ class Answer:
 
     tokens: their number, including EOS. retokenised_differently: tokenize_chat splits its text into other tokens.
     prompted_differently: a server read other prompt tokens than tokenize_chat gives. reason: why the answer cannot be
-    used, "" if it can.
+    used, "" if it can. ids: the generated tokens, None if a server does not report them. called:
+    whether it calls tools; calls: as in samples, None if they cannot be read, and then they are in the text.
     """
 
     text: str
@@ -41,6 +43,14 @@ class Answer:
     prompted_differently: bool = False
     reason: str = ""
     detail: str = ""
+    ids: list[int] | None = None
+    called: bool = False
+    calls: list[dict[str, Any]] | None = None
+
+    def turn(self) -> dict[str, Any]:
+        """The answer as a message."""
+        content = [{"type": "text", "text": self.text}] if self.text or not self.calls else []
+        return {"role": "assistant", "content": content, **({"tool_calls": self.calls} if self.calls else {})}
 
 
 Key = tuple[str, int]  # the sample's id, and which of its answers, from 0
@@ -136,7 +146,7 @@ class Progress:
 def shards(folder: Path, config: RegenerateAnswers, work_dir: Path, worker: int = 0) -> Iterator[Shard]:
     """The shards: samples of the chosen splits, in the order of the file, `shard_samples` each."""
     start, rows = 0, []
-    for row in read_jsonl(folder / "samples.jsonl"):
+    for row in asked_rows(folder, config):
         if row["split"] in config.splits:
             rows.append(row)
         if len(rows) == config.shard_samples:
@@ -144,3 +154,32 @@ def shards(folder: Path, config: RegenerateAnswers, work_dir: Path, worker: int 
             start, rows = start + len(rows), []
     if rows:
         yield Shard(start, rows, work_dir, worker)
+
+
+def asked_rows(folder: Path, config: RegenerateAnswers) -> Iterator[dict[str, Any]]:
+    """The rows of all splits; with history = "data", one for each answer of a row that is answered."""
+    for row in read_jsonl(folder / "samples.jsonl"):
+        if config.history == "data" and row["split"] in config.splits:
+            yield from _rows_of_answers(row)
+        else:
+            yield row
+
+
+def _rows_of_answers(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row for each answer, which alone is learnt, behind the data's turns; the row itself if it has one answer."""
+    turns = turns_of(row)
+    places = [place for place, turn in enumerate(turns) if turn["role"] == "assistant"]
+    if len(places) < 2:
+        yield row
+        return
+    for number, place in enumerate(places, 1):
+        messages = turns[: place + 1]
+        images = row["images"][: sum(part["type"] == "image" for turn in messages for part in turn["content"])]
+        yield {**row, "id": f"{row['id']}@{number}", "messages": messages, "images": images, "learnt": LAST}
+
+
+def turns_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The turns of a sample, with an empty answer at the end if the last turn is the user's, or a result."""
+    turns = list(row["messages"])
+    spoken = [turn["role"] for turn in turns if turn["role"] != "system"]
+    return [*turns, {"role": "assistant", "content": []}] if spoken[-1:] in (["user"], ["tool"]) else turns

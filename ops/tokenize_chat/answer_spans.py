@@ -47,6 +47,11 @@ class Rendered:
     prompt_end: int
     answers: tuple[tuple[int, int | None], ...]
 
+    @property
+    def tokenized(self) -> str:
+        """The part of the text that is tokenised."""
+        return self.text
+
 
 def render_answers(has_marks: bool, messages: Messages, last_only: bool, tools: Tools = ()) -> Renderings[Rendered]:
     """Render messages whose last one is an answer, and find the answers in the text.

@@ -5,14 +5,18 @@ answer with the generation prompt. `full` are the messages up to and with the an
 the answer is the rest. Else the template shows history otherwise than it prompted for it, and the answer begins in
 `full` behind its header (`_answer_behind_header`). Then the text is the prompt and the answer, as the target wrote it.
 
+An answer of which the target's ids are known is these ids: nothing of it is rendered, since some templates cannot show
+what their targets write.
+
 An answer whose prompt begins with the text so far continues the same sample; any other begins a new one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -20,7 +24,8 @@ from attrs import define, evolve, field, frozen
 from ops.ingest.sample import END_OF_THOUGHT
 from ops.lib.data.sample_account import Unusable
 from ops.tokenize_chat.answer_spans import Rendered
-from ops.tokenize_chat.habits import IN_TEXT, TAG, THOUGHT, Habits, Parted, parted, with_thought
+from ops.tokenize_chat.habits import IN_TEXT, THOUGHT, WORDS, Habits, Parted, parted, with_thought
+from ops.tokenize_chat.kinds import TAG
 from ops.tokenize_chat.rendering import agreement
 from ops.tokenize_chat.template import (
     ANSWER_CHANGED,
@@ -42,14 +47,29 @@ SHORT_IDS = "call{:05}"
 
 
 @frozen
+class Generated:
+    """An answer as its target generated it. ids: with the EOS unless it was cut. text: theirs."""
+
+    ids: tuple[int, ...]
+    text: str
+
+
+@frozen
 class Context(Rendered):
     """A text as the target reads and writes it. The ends of `answers` are those of what is learnt.
 
-    turns: the message of each answer. number: that of the first answer in its conversation, from 1 on.
+    turns: the message of each answer. number: that of the first answer in its conversation, from 1 on. generated: the
+    ids of each answer, None where they are unknown.
     """
 
     turns: tuple[int, ...] = ()
     number: int = 1
+    generated: tuple[tuple[int, ...] | None, ...] = ()
+
+    @property
+    def tokenized(self) -> str:
+        """The part of the text that is tokenised: without a last answer whose ids are known."""
+        return self.text if self.generated[-1] is None else self.text[: self.prompt_end]
 
     def up_to(self, answers: int) -> Context:
         """The text up to the end of one of its answers."""
@@ -60,6 +80,17 @@ class Context(Rendered):
             prompt_end=start,
             answers=self.answers[:answers],
             turns=self.turns[:answers],
+            generated=self.generated[:answers],
+        )
+
+    def behind(self, answers: int) -> Context:
+        """The same text with the answers behind so many."""
+        return evolve(
+            self,
+            answers=self.answers[answers:],
+            turns=self.turns[answers:],
+            number=self.number + answers,
+            generated=self.generated[answers:],
         )
 
 
@@ -78,38 +109,41 @@ class Served:
 
 @frozen
 class Asked:
-    """An answer and the prompt that it follows.
+    """An answer in a text: the ends of the prompt that it follows, and of what is learnt.
 
-    end: of what is learnt, in `text`. closed: whether an EOS ends there. turn, number: of the message and the answer.
+    closed: whether an EOS ends there. turn, number: of the message and the answer. ids: of the answer, if they are
+    known.
     """
 
-    prompt: str
-    text: str
+    prompt_end: int
     end: int
     closed: bool
     turn: int
     number: int
+    ids: tuple[int, ...] | None = None
 
 
 @define
 class _Contexts:
-    """Contexts as they grow, answer by answer."""
+    """Contexts as they grow, answer by answer. Of the open one, only the text up to its last answer is kept."""
 
     eos: Sequence[str]
     done: list[Context] = field(factory=list)
     _open: list[Asked] = field(factory=list)
+    _text: str = ""
 
-    def add(self, answer: Asked) -> None:
-        last = self._open[-1] if self._open else None
-        if last is not None and not answer.prompt.startswith(last.text[: last.end]):
+    def add(self, answer: Asked, text: str) -> None:
+        """Add an answer, with its prompt and itself as `text`."""
+        if self._open and not text.startswith(self._text[: self._open[-1].end], 0, answer.prompt_end):
             self.finish()
         self._open.append(answer)
+        self._text = text
 
     def finish(self) -> None:
         first, last = self._open[0], self._open[-1]
-        answers = tuple((len(answer.prompt), self._end(answer, last.text)) for answer in self._open)
-        turns = tuple(answer.turn for answer in self._open)
-        self.done.append(Context(last.text, len(last.prompt), answers, turns, first.number))
+        answers = tuple((answer.prompt_end, self._end(answer, self._text)) for answer in self._open)
+        turns, ids = tuple(answer.turn for answer in self._open), tuple(answer.ids for answer in self._open)
+        self.done.append(Context(self._text, last.prompt_end, answers, turns, first.number, ids))
         self._open = []
 
     def _end(self, answer: Asked, text: str) -> int:
@@ -127,12 +161,14 @@ def serve(
     cut: Sequence[bool] = (),
     last_only: bool = False,
     keeps_reasoning: bool = True,
+    generated: Mapping[int, Generated] = MappingProxyType({}),
 ) -> Renderings[Served]:
     """Render the contexts of a conversation that ends with an answer.
 
     eos: the texts of the EOS tokens. cut: for each answer, whether it was cut off, so that its EOS is not learnt.
-    last_only: only the last answer's context. keeps_reasoning: whether earlier reasoning is part of a prompt. Raises
-    Unusable for an answer that does not fit its prompt, or of which the template does not show all.
+    last_only: only the last answer's context. keeps_reasoning: whether earlier reasoning is part of a prompt.
+    generated: the answers whose ids are known, by turn. Raises Unusable for another answer that does not fit its
+    prompt, or of which the template does not show all.
     """
     turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
     if any(cut) and len(cut) != len(turns):
@@ -145,12 +181,19 @@ def serve(
         wanted: list[Rendering] = []
         for turn, _, _ in some:
             wanted.append(Rendering(history[:turn], prompt=True, tools=tools))
-            wanted.append(Rendering([*history[:turn], own[turn]], tools=tools))
-        shown = yield wanted
-        pairs = [(prompt.text, full.text) for prompt, full in zip(shown[::2], shown[1::2], strict=True)]
+            if turn not in generated:
+                wanted.append(Rendering([*history[:turn], own[turn]], tools=tools))
+        shown = iter((yield wanted))
+        pairs = []
+        for turn, _, _ in some:
+            prompt = next(shown).text
+            pairs.append((prompt, prompt + generated[turn].text if turn in generated else next(shown).text))
         probes = yield from _probed(history, own, tools, [turn for turn, _, _ in some], pairs)
         for (turn, number, was_cut), (prompt, full), probe in zip(some, pairs, probes, strict=True):
             check_tools(tools, prompt, history[:turn])
+            if turn in generated:
+                grown.add(Asked(len(prompt), len(full), True, turn, number, generated[turn].ids), full)
+                continue
             answer = full[len(prompt) :]
             if probe is not None:
                 answer = _answer_behind_header(habits, prompt, full, answers[turn], probe)
@@ -160,13 +203,13 @@ def serve(
             words, end = _learnt(answer, eos)
             grown.add(
                 Asked(
-                    prompt,
-                    prompt + answer,
+                    len(prompt),
                     len(prompt) + (words if was_cut else end),
                     closed=was_cut or words < end,
                     turn=turn,
                     number=number,
-                )
+                ),
+                prompt + answer,
             )
             empty += not answers[turn].thought and habits.begins_empty(answer)
             removed += habits.reasoning is None and bool(answers[turn].thought)
@@ -180,6 +223,25 @@ def serve_prompt(habits: Habits, messages: Messages, tools: Tools, keeps_reasoni
     (prompt,) = yield [Rendering(history, prompt=True, tools=tools)]
     check_tools(tools, prompt.text, messages)
     return Rendered(prompt.text, len(prompt.text), ())
+
+
+def calls_text(
+    habits: Habits, eos: Sequence[str], messages: Messages, calls: Sequence[dict[str, Any]], tools: Tools
+) -> Renderings[str]:
+    """Render what an answer of only these calls is after the messages, without EOS; "" if the template fails on it."""
+    answer = {"role": "assistant", "content": [], "tool_calls": list(calls)}
+    with_text = {**answer, "content": [{"type": "text", "text": WORDS}]}
+    prompt, *wanted = (
+        as_shown(habits, each, True)[1] for each in (messages, [*messages, with_text], [*messages, answer])
+    )
+    before, beside, alone = yield [
+        Rendering(prompt, prompt=True, tools=tools, may_fail=True),
+        *(Rendering(each, tools=tools, may_fail=True) for each in wanted),
+    ]
+    text = beside.text.rpartition(WORDS)[2]
+    if WORDS not in beside.text:
+        text = alone.text[agreement(before.text, alone.text) :]
+    return text[: _learnt(text, eos)[0]]
 
 
 def as_shown(
@@ -383,9 +445,13 @@ def _check_shown(message: dict[str, Any], answer: Parted, shown: str, habits: Ha
 def _lost(message: dict[str, Any], answer: Parted, shown: str, habits: Habits) -> Iterator[str]:
     thought = "" if habits.reasoning is None else answer.thought.strip()
     texts = [text.strip() for text in texts_of(answer.message)]
-    if thought not in shown:
+
+    def is_lost(part: str) -> bool:
+        return bool(part) and shown.count(part) < sum(each.count(part) for each in (thought, *texts))
+
+    if is_lost(thought):
         yield "the reasoning"
-    yield from (f"the text {text[:30]!r}" for text in texts if text not in shown)
+    yield from (f"the text {text[:30]!r}" for text in texts if is_lost(text))
     yield from _lost_calls(message, shown, [thought, *texts])
 
 

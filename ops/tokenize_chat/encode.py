@@ -8,8 +8,11 @@ text too, so the whole text is tokenised again with it, as that processor does.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import cached_property, lru_cache
 from itertools import chain
 from math import prod
@@ -22,6 +25,7 @@ from attrs import evolve, frozen
 from tokenizers import Encoding
 from torch import Tensor
 
+from ops.lib.data.files import shown_json
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.limited_process import SECONDS
 from ops.lib.data.sample_account import Unusable
@@ -31,8 +35,9 @@ from ops.lib.vision.chunks import ImageChunk, concatenate, place_images
 from ops.lib.vision.images import TOO_LARGE, decode, size_of
 from ops.lib.vision.processor import Processor
 from ops.tokenize_chat.answer_spans import Rendered, render_answers
-from ops.tokenize_chat.contexts import Context, Served, check_calls, check_tools, serve, serve_prompt
-from ops.tokenize_chat.habits import Habits, probe
+from ops.tokenize_chat.contexts import Context, Generated, Served, check_calls, check_tools, serve, serve_prompt
+from ops.tokenize_chat.habits import Habits, around_turns, probe
+from ops.tokenize_chat.kinds import TokenKinds
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.pieces import Figures, Outcome, Tokenized
 from ops.tokenize_chat.template import (
@@ -41,6 +46,7 @@ from ops.tokenize_chat.template import (
     NO_ANSWER,
     NO_TOKEN_BOUNDARY,
     NOT_CLOSED,
+    OTHER_IDS,
     OTHER_PLACEHOLDERS,
     Messages,
     Renderings,
@@ -53,6 +59,7 @@ from ops.tokenize_chat.template import (
 MOST_CHARACTERS = 4_000_000  # of a text; the library's regular expressions fail on about three times as many blanks
 TOO_MANY_CHARACTERS = f"more than {MOST_CHARACTERS:,} characters"
 
+LAST = "last"  # of a row: only its last answer is learnt
 TrainOn = Literal["assistant", "last"]
 
 
@@ -62,7 +69,8 @@ class Encoded:
 
     rendered: its text. input_ids int64 [S]: with one placeholder per image, until they are replaced. loss_mask bool
     [S]: true for every learnt answer and the EOS that closes it, unless the answer was cut. loss_tokens: their number.
-    prompt_tokens: tokens up to the end of the last answer's generation prompt.
+    prompt_tokens: tokens up to the end of the last answer's generation prompt. answers: as in TokenSample. kinds uint8
+    [loss_tokens]: of the learnt tokens of a context, None of others.
     """
 
     rendered: Rendered
@@ -70,6 +78,8 @@ class Encoded:
     loss_mask: Tensor
     loss_tokens: int
     prompt_tokens: int
+    answers: tuple[tuple[int, int], ...] = ()
+    kinds: Tensor | None = None
 
 
 Images = Sequence[ImageChunk] | Seen  # of a sample: of Qwen's processor, or of another
@@ -97,15 +107,65 @@ class ChatEncoder:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
+    @property
+    def of_last(self) -> ChatEncoder:
+        """The same, with only the last answer in the loss mask."""
+        only = copy(self)
+        only.last_only = True
+        return only
+
     @cached_property
     def habits(self) -> Habits:
         """What the template does with reasoning and calls."""
         return self.template.finish(probe(self.template.thinks))
 
     @cached_property
+    def kinds(self) -> TokenKinds:
+        """Gives the tokens of an answer their kinds."""
+
+        def decode(ids: Sequence[int]) -> str:
+            return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+        return TokenKinds(self.habits.markup, decode, self.processor.eos_token_ids)
+
+    @cached_property
     def eos_texts(self) -> tuple[str, ...]:
         """The texts of the EOS tokens."""
         return tuple(self.processor.tokenizer.convert_ids_to_tokens(list(self.processor.eos_token_ids)))
+
+    @cached_property
+    def headers(self) -> frozenset[str]:
+        """The special tokens that the template writes around the turns of a conversation without an answer."""
+        texts = self.template.finish(around_turns())
+        return frozenset(token for token in self.template.special_tokens for text in texts if token in text)
+
+    @cached_property
+    def vocabulary(self) -> str:
+        """The digest of all tokens with their ids: where it is the same, the same ids are the same tokens."""
+        tokens = sorted(self.processor.tokenizer.get_vocab().items())
+        return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()
+
+    def generated(self, messages: Messages) -> dict[int, Generated]:
+        """The answers whose target generated them in ids of this tokenizer, by turn. Raises Unusable for other ids."""
+        found = {}
+        for turn, message in enumerate(messages):
+            if "generated_ids" in message and message.get("tokenizer") == self.vocabulary:
+                ids = message["generated_ids"]
+                self.check_ids(ids)
+                found[turn] = Generated(tuple(ids), self.text_of(ids))
+        return found
+
+    def check_ids(self, ids: Any) -> None:
+        """Check that there are ids, and that the model has them. Raises Unusable."""
+        known = range(self.processor.vocab_size)
+        if not (isinstance(ids, list) and ids and all(type(each) is int and each in known for each in ids)):
+            raise Unusable(OTHER_IDS, f"{shown_json(ids)}, of {len(known)} tokens")
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of generated ids, special tokens included."""
+        return str(
+            self.processor.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
 
     def encode(self, messages: Messages, cut: Sequence[bool] = (), tools: Tools = ()) -> Encoded:
         """Tokenise chat messages whose last one is an answer.
@@ -126,18 +186,46 @@ class ChatEncoder:
     ) -> list[Encoded | Unusable]:
         """Tokenise several conversations; each result is as from `encode`, or the reason why it is unusable.
 
-        ids: the samples' ids, for the DataError. tools: of each conversation. All are rendered by one call in another
+        An answer whose ids are known is learnt in them if it is the only one. ids: the samples' ids, for the DataError.
+        tools: of each conversation. All are rendered by one call in another
         process, and tokenised by one call without Python's lock, so threads run in parallel. The tokenizer's own
         threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would not survive a fork.
         """
         tools = tools or [()] * len(conversations)
-        found = self.template.finish_all(list(map(self._rendered, conversations, tools)), ids or [None] * len(tools))
+        names: Sequence[str | None] = ids or [None] * len(tools)
+        found = self.template.finish_all(list(map(self._rendered, conversations, tools)), names)
         rendered = [one if isinstance(one, Unusable) else value_or_unusable(_tokenizable, one) for one in found]
         encodings = iter(self._tokenized([one for one in rendered if isinstance(one, Rendered)]))
-        return [
+        encoded = [
             one if isinstance(one, Unusable) else value_or_unusable(self._encoded, messages, cut, one, next(encodings))
             for messages, cut, one in zip(conversations, cuts, rendered, strict=True)
         ]
+        return [
+            value_or_unusable(self._as_generated, *each)
+            for each in zip(encoded, conversations, tools, names, strict=True)
+        ]
+
+    def _as_generated(
+        self, encoded: Encoded | Unusable, messages: Messages, tools: Tools, sample_id: str | None
+    ) -> Encoded:
+        """A tokenised conversation, with its only answer in the ids that the target generated. Raises Unusable."""
+        generated = self.generated(messages)
+        last = len(messages) - 1
+        is_alone = last in generated and len(self.learnt_turns(messages)) == 1
+        if is_alone and (isinstance(encoded, Unusable) or learnt_ids(encoded) != [generated[last].ids]):
+            prompt = self.encoded_prompt(messages[:-1], sample_id, tools).rendered.text
+            text = prompt + generated[last].text
+            answer = ((len(prompt), len(text)),)
+            context = Context(text, len(prompt), answer, turns=(last,), generated=(generated[last].ids,))
+            return self.encode_context(messages, context)
+        if isinstance(encoded, Unusable):
+            raise encoded
+        return encoded
+
+    def learnt_turns(self, messages: Messages) -> list[int]:
+        """The turns of the answers that are learnt."""
+        turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+        return turns[-1:] if self.last_only else turns
 
     def serve_batch(
         self,
@@ -149,18 +237,42 @@ class ChatEncoder:
     ) -> list[Served | Unusable]:
         """The contexts in which a server asks for the answers of each conversation, or why it is unusable."""
         wanted = [self._served(*each, keeps_reasoning) for each in zip(conversations, cuts, tools, strict=True)]
-        return self.template.finish_all(wanted, list(ids))
+        return [
+            one if isinstance(one, Unusable) else evolve(one, contexts=tuple(chain(*map(self._parts, one.contexts))))
+            for one in self.template.finish_all(wanted, list(ids))
+        ]
+
+    def _parts(self, context: Context) -> Iterator[Context]:
+        """A context, cut behind each answer whose ids the text of a later answer's prompt does not give again."""
+        known = len(context.answers) - 1 - context.generated[:-1].count(None)
+        if known and len(context.text) <= MOST_CHARACTERS:
+            [tokens] = self._tokenized([context])
+            number = 0
+            for (start, _), ids in zip(context.answers[:-1], context.generated, strict=False):
+                number += 1
+                first = value_or_unusable(_token_at, tokens, start, context.text)
+                if ids is None or (type(first) is int and tuple(tokens.ids[first : first + len(ids)]) == ids):
+                    continue
+                yield context.up_to(number)
+                context, number = context.behind(number), 0
+        yield context
 
     def _served(
         self, messages: Messages, cut: Sequence[bool], tools: Tools, keeps_reasoning: bool
     ) -> Renderings[Served]:
-        self._check(messages, tools)
-        return (yield from serve(self.habits, self.eos_texts, messages, tools, cut, self.last_only, keeps_reasoning))
+        generated = self.generated(messages)
+        self._check(messages, tools, len(messages) - 1 in generated)
+        return (
+            yield from serve(
+                self.habits, self.eos_texts, messages, tools, cut, self.last_only, keeps_reasoning, generated
+            )
+        )
 
-    def _check(self, messages: Messages, tools: Tools) -> None:
+    def _check(self, messages: Messages, tools: Tools, has_ids: bool = False) -> None:
+        """Check that an answer ends the messages, and all texts but one whose ids are known. Raises Unusable."""
         if not messages or messages[-1]["role"] != "assistant":
             raise Unusable(NO_ANSWER)
-        self.template.check(messages, tools)
+        self.template.check(messages[:-1] if has_ids else messages, tools)
 
     def _rendered(self, messages: Messages, tools: Tools = ()) -> Renderings[Rendered]:
         self._check(messages, tools)
@@ -174,7 +286,7 @@ class ChatEncoder:
         return self._encoded(messages, (), context, *self._tokenized([context]))
 
     def _tokenized(self, rendered: Sequence[Rendered]) -> list[Encoding]:
-        return self._tokenizer.encode_batch([one.text for one in rendered], add_special_tokens=False)
+        return self._tokenizer.encode_batch([one.tokenized for one in rendered], add_special_tokens=False)
 
     def _encoded(
         self,
@@ -226,16 +338,24 @@ class ChatEncoder:
         self, ids: np.ndarray, messages: Messages, context: Context, tokens: Encoding, images: Seen | None
     ) -> Encoded:
         """The tokens of a context, of which exactly those of its answers are learnt."""
+        asked = len(ids)
+        ids = np.append(ids, np.array(context.generated[-1] or (), dtype=np.int64))
         self._check_placeholders(ids, messages, images)
-        mask = np.zeros(len(ids), dtype=bool)
-        first = 0
-        for start, end in context.answers:
-            first, behind = _token_at(tokens, start, context.text), len(ids)
-            if end is not None and end < len(context.text):
+        kinds = np.zeros(len(ids), dtype=np.uint8)
+        answers = []
+        spans = zip(context.answers, context.generated, strict=True)
+        for turn, ((start, end), own) in enumerate(spans, context.number - 1):
+            first = asked if start == len(context.tokenized) else _token_at(tokens, start, context.text)
+            behind = len(ids)
+            if own is not None:
+                behind = first + len(own)
+            elif end is not None and end < len(context.text):
                 behind = _token_at(tokens, end, context.text)
-            mask[first:behind] = True
-        loss_tokens = int(np.count_nonzero(mask))
-        return Encoded(context, torch.from_numpy(ids), torch.from_numpy(mask), loss_tokens, first)
+            kinds[first:behind] = self.kinds.of(ids[first:behind].tolist())
+            answers.append((first, turn))
+        mask, learnt = kinds > 0, torch.from_numpy(kinds[kinds > 0])
+        pair = torch.from_numpy(ids), torch.from_numpy(mask)
+        return Encoded(context, *pair, len(learnt), first, tuple(answers), learnt)
 
     def prompt(self, messages: Messages, sample_id: str | None = None, tools: Tools = ()) -> Tensor:
         """The target's input for answering `messages`, int64 [S], with one placeholder per image. Raises as
@@ -258,7 +378,9 @@ class ChatEncoder:
         self.template.check(messages, tools)
         rendered = self.template.finish(serve_prompt(self.habits, messages, tools, keeps_reasoning), sample_id)
         _check_characters(rendered.text)
-        return self._prompt(messages, rendered)
+        prompt = self._prompt(messages, rendered)
+        before = sum(message["role"] == "assistant" for message in messages)
+        return evolve(prompt, answers=((prompt.prompt_tokens, before),))
 
     def _prompt(self, messages: Messages, rendered: Rendered, images: Seen | None = None) -> Encoded:
         ids = np.array(self._tokenizer.encode(rendered.text, add_special_tokens=False).ids, dtype=np.int64)
@@ -270,7 +392,8 @@ class ChatEncoder:
         rendered = _expanded(encoded.rendered, self.processor.image_token, images.texts)
         _check_characters(rendered.text)
         if not rendered.answers:
-            return self._prompt(messages, rendered, images)
+            prompt = self._prompt(messages, rendered, images)
+            return evolve(prompt, answers=tuple((prompt.prompt_tokens, turn) for _, turn in encoded.answers))
         [tokens] = self._tokenized([rendered])
         return self._encoded(messages, cut, rendered, tokens, images)
 
@@ -302,6 +425,13 @@ class ChatEncoder:
         if found != expected or (seen is not None and len(seen.texts) != images):
             what = "placeholders" if seen is None else f"image tokens of {expected}"
             raise Unusable(OTHER_PLACEHOLDERS, f"{found} {what} ({self.processor.image_token}) for {images} images")
+
+
+def learnt_ids(encoded: Encoded) -> list[tuple[int, ...]]:
+    """The ids of each run of tokens that is learnt."""
+    learnt = encoded.loss_mask.numpy().astype(np.int8)
+    edges = np.flatnonzero(np.diff(learnt, prepend=0, append=0)).tolist()
+    return [tuple(encoded.input_ids[start:end].tolist()) for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def num_images(message: dict[str, Any]) -> int:
@@ -384,8 +514,14 @@ def tokenize_rows(
     """
     if config.prompts_only:
         return [value_or_unusable(_prompt, row, folder, encoder, config) for row in rows]
+    if any(row.get("learnt") == LAST for row in rows) and not encoder.last_only:
+        of_last = [row for row in rows if row.get("learnt") == LAST]
+        others = [row for row in rows if row.get("learnt") != LAST]
+        found_last = iter(tokenize_rows(of_last, folder, encoder.of_last, config))
+        found = iter(tokenize_rows(others, folder, encoder, config))
+        return [next(found_last if row.get("learnt") == LAST else found) for row in rows]
     conversations = [up_to_last_answer(row["messages"]) for row in rows]
-    cuts = [[reason == "length" for reason in row.get("finish_reasons", ())] for row in rows]  # if regenerated
+    cuts = [_cut_answers(row) for row in rows]
     ids, tools = [row["id"] for row in rows], [row.get("tools", ()) for row in rows]
 
     def whole(row: dict[str, Any], messages: Messages, cut: Sequence[bool], encoded: Encoded) -> Tokenized:
@@ -393,7 +529,8 @@ def tokenize_rows(
         check_length(len(encoded.input_ids), config.max_length)
         check_loss_tokens(encoded.loss_tokens, config.min_loss_tokens)
         sample = _with_images(row, row["id"], messages, cut, encoded, folder, encoder, config.max_length)
-        return Tokenized((sample,), (len(messages) - 1,))
+        sample = evolve(sample, answers=(), kinds=None)  # those of an answer in its own ids: the others have none
+        return Tokenized((sample,), (len(messages) - 1,), _generated_figures(messages, encoded, encoder))
 
     def served(row: dict[str, Any], messages: Messages, _cut: Sequence[bool], found: Served) -> Tokenized:
         return _tokenized_contexts(row, messages, found, folder, encoder, config)
@@ -410,6 +547,13 @@ def tokenize_rows(
         found if isinstance(found, Unusable) else value_or_unusable(tokenized, row, messages, cut, found)
         for row, messages, cut, found in zip(rows, conversations, cuts, found_rows, strict=True)
     ]
+
+
+def _cut_answers(row: Mapping[str, Any]) -> list[bool]:
+    """For each answer of a regenerated row, whether it was cut; empty for others."""
+    cut = [reason == "length" for reason in row.get("finish_reasons", ())]
+    answers = sum(message["role"] == "assistant" for message in row["messages"])
+    return [False] * (answers - len(cut)) + cut if row.get("learnt") == LAST else cut
 
 
 def _with_images(
@@ -464,8 +608,25 @@ def _tokenized_contexts(
     if not samples:
         raise Unusable(TOO_LONG, "already with its first answer")
     check_loss_tokens(sum(int(each.loss_mask.sum()) for each in samples), config.min_loss_tokens)
-    figures = Figures(served.empty_thoughts, served.without_reasoning, left_out, shortened)
+    generated = sum("generated_ids" in messages[turn] for turn in encoder.learnt_turns(messages))
+    known = sum(ids is not None for context in served.contexts for ids in context.generated)
+    figures = Figures(
+        served.empty_thoughts, served.without_reasoning, left_out, shortened, generated, generated - known
+    )
     return Tokenized(tuple(samples), tuple(turns), figures)
+
+
+def _generated_figures(messages: Messages, encoded: Encoded, encoder: ChatEncoder) -> Figures:
+    """How many learnt answers their target generated in ids that are known, and how many of these are learnt in others.
+
+    Where the template marks other stretches than answers, all are.
+    """
+    turns, learnt, own = encoder.learnt_turns(messages), learnt_ids(encoded), encoder.generated(messages)
+    generated = [turn for turn in turns if "generated_ids" in messages[turn]]
+    same = 0
+    if len(learnt) == len(turns):
+        same = sum(turn in own and own[turn].ids == ids for turn, ids in zip(turns, learnt, strict=True))
+    return Figures(generated=len(generated), retokenised=len(generated) - same)
 
 
 def _fitting(context: Context, sample: Callable[[Context], TokenSample]) -> tuple[TokenSample | None, int]:
@@ -515,15 +676,11 @@ def conversation_of(sample_id: str) -> str:
     return sample_id.rpartition("@")[0]
 
 
-def asked(sample: TokenSample, row: Mapping[str, Any], config: Any) -> Messages:
-    """The messages before a sample's last answer. config: of the node that tokenised it."""
+def asked(sample: TokenSample, row: Mapping[str, Any]) -> Messages:
+    """The messages before a sample's last answer."""
     messages = up_to_last_answer(row["messages"])
-    if getattr(config, "contexts", "whole") == "whole" or config.train_on == "last":
-        return messages[:-1]
     turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
-    first = 1 if sample.id == row["id"] else int(sample.id.rpartition("@")[2])
-    learnt = int((sample.loss_mask[1:] & ~sample.loss_mask[:-1]).sum())  # answers, since a header is before each
-    return messages[: turns[first + learnt - 2]]
+    return messages[: turns[sample.answers[-1][1]]] if sample.answers else messages[:-1]
 
 
 def check_length(tokens: int, max_length: int) -> None:
@@ -657,19 +814,24 @@ def with_seen(sample_id: str, encoded: Encoded, images: Seen) -> TokenSample:
     """The sample of a conversation whose text has what stands for its images."""
     tokens = encoded.prompt_tokens
     pixel_values, grids = _no_images(0)
+    mask, kinds = encoded.loss_mask, _placed_kinds(encoded, encoded.loss_mask)
     return TokenSample(
-        sample_id, "image", encoded.input_ids, encoded.loss_mask, pixel_values, grids, tokens, images.stored
+        sample_id, "image", encoded.input_ids, mask, pixel_values, grids, tokens, images.stored, encoded.answers, kinds
     )
 
 
 def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], processor: Processor) -> TokenSample:
     """The sample with each image's placeholder replaced by the image's tokens, which are not learnt."""
-    ids, mask, prompt_tokens = encoded.input_ids, encoded.loss_mask, encoded.prompt_tokens
+    ids, mask, prompt_tokens, answers = encoded.input_ids, encoded.loss_mask, encoded.prompt_tokens, encoded.answers
     pixel_values, grids = _no_images(processor.patch_dim)
     if images:
         assert processor.image_token_id is not None  # no ImageChunk is made without
-        prompted = int((ids[:prompt_tokens] == processor.image_token_id).sum())
-        prompt_tokens += sum(image.num_tokens - 1 for image in images[:prompted])
+        is_image = encoded.input_ids == processor.image_token_id
+
+        def moved(place: int) -> int:
+            return place + sum(image.num_tokens - 1 for image in images[: int(is_image[:place].sum())])
+
+        prompt_tokens, answers = moved(prompt_tokens), tuple((moved(start), turn) for start, turn in answers)
         chunks = place_images(ids, mask, processor.image_token_id, images)
         placed = concatenate(chunks, processor.patch_dim)
         ids, mask = placed.input_ids, placed.loss_mask
@@ -682,7 +844,18 @@ def with_images(sample_id: str, encoded: Encoded, images: Sequence[ImageChunk], 
         pixel_values=pixel_values,
         image_grid_thw=grids,
         prompt_tokens=prompt_tokens,
+        answers=answers,
+        kinds=_placed_kinds(encoded, mask),
     )
+
+
+def _placed_kinds(encoded: Encoded, loss_mask: Tensor) -> Tensor | None:
+    """The kinds of all tokens of a conversation with its images in place, uint8 [S]."""
+    if encoded.kinds is None:
+        return None
+    kinds = torch.zeros(len(loss_mask), dtype=torch.uint8)
+    kinds[loss_mask] = encoded.kinds
+    return kinds
 
 
 @lru_cache

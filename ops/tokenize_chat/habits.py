@@ -1,21 +1,20 @@
-"""What a chat template does with reasoning and ids of calls, found once by rendering conversations of private-use
-characters.
-"""
+"""What a chat template does with reasoning and calls, found once by rendering conversations of private-use letters."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attrs import frozen
 
 from ops.ingest.sample import END_OF_THOUGHT, THINK
-from ops.tokenize_chat.template import Rendering, Renderings
+from ops.tokenize_chat.kinds import TAG, Markup, opening_of_calls
+from ops.tokenize_chat.rendering import agreement
+from ops.tokenize_chat.template import Rendering, Renderings, Text
 
-THOUGHT, WORDS = "\U000f0000", "\U000f0001"  # in no sample: probes are conversations of their own
+THOUGHT, WORDS, SAID = map(chr, range(0xF0000, 0xF0003))  # in no sample: probes are conversations of their own
 KEYS = ("reasoning_content", "thinking", "reasoning")
 IN_TEXT = "content"  # of a template that takes thoughts in the text of an answer
-TAG = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]")
 LONG_ID, SHORT_ID = "call_0123456789", "call00001"
 NAME = "look"
 NEAR = 60  # characters of the end of a prompt
@@ -36,11 +35,13 @@ class Habits:
     reasoning    the key of an answer in which it shows reasoning: one of KEYS, or IN_TEXT; None if it shows none
     thoughts     pairs of tags around a thought: those of the template, and <think>
     short_ids    whether it takes only ids of calls of 9 letters and digits
+    markup       the texts around the parts of an answer
     """
 
     reasoning: str | None
     thoughts: tuple[tuple[str, str], ...]
     short_ids: bool
+    markup: Markup
 
     def leaves_open(self, text: str) -> bool:
         """Whether a thought begins in the text and does not end there."""
@@ -71,19 +72,61 @@ class Habits:
 def probe(thinks: bool) -> Renderings[Habits]:
     """Find the habits of a template. thinks: whether it has the end of a thought."""
     keys = (*KEYS, *((IN_TEXT,) if thinks else ()))
-    plain = yield [Rendering([_say("user"), with_thought(_say("assistant"), key)], may_fail=True) for key in keys]
-    calls = [[_say("user"), with_thought(_call(""), key)] for key in keys]
-    with_ids = [[_say("user"), _call("", given), _result(given), _say("assistant")] for given in (LONG_ID, SHORT_ID)]
-    called = yield [Rendering(messages, tools=[TOOL], may_fail=True) for messages in (*calls, *with_ids)]
-    reasoning, thoughts = None, [(THINK, END_OF_THOUGHT)]
+    asked, said = [_say("user")], _say("assistant", SAID)
+    prompt, *plain = yield [
+        Rendering(asked, prompt=True, may_fail=True),
+        *(Rendering([*asked, with_thought(said, key)], may_fail=True) for key in keys),
+    ]
+    calls = [[*asked, with_thought(_call(""), key)] for key in keys]
+    answers = [[*asked, answer] for answer in (said, _call(""), _call(SAID))]
+    prompted = Rendering(asked, prompt=True, tools=[TOOL], may_fail=True)
+    with_ids = [[*asked, _call("", given), _result(given), _say("assistant")] for given in (LONG_ID, SHORT_ID)]
+    messages = (*calls, *answers, *with_ids)
+    with_tools, *called = yield [prompted, *(Rendering(each, tools=[TOOL], may_fail=True) for each in messages)]
+    reasoning, thoughts, shown = None, [(THINK, END_OF_THOUGHT)], []
     for key, *texts in zip(keys, plain, called, strict=False):
-        shown = next((text.text for text in texts if THOUGHT in text.text), None)
-        if shown is not None:
+        pairs = zip((prompt, with_tools), texts, strict=True)
+        shown = [(before.text, text.text) for before, text in pairs if THOUGHT in text.text]
+        if shown:
             reasoning = key
-            thoughts += _tags(shown)
+            thoughts += _tags(shown[0][1])
             break
     long, short = called[-2:]
-    return Habits(reasoning, tuple(dict.fromkeys(thoughts)), long.absent and not short.absent)
+    tags = tuple(dict.fromkeys(thoughts))
+    markup = _markup(prompt.text, shown, tags, called[len(keys) : -len(with_ids)])
+    return Habits(reasoning, tags, long.absent and not short.absent, markup)
+
+
+def _markup(
+    prompt: str, shown: Sequence[tuple[str, str]], tags: Sequence[tuple[str, str]], answers: Sequence[Text]
+) -> Markup:
+    """The texts around the parts of an answer.
+
+    prompt: the user's turn with the generation prompt. shown: prompts, and renderings of an answer with a thought.
+    tags: around a thought. answers: renderings of a text, of a call, and of both.
+    """
+    plain, called, both = (answer.text for answer in answers)
+    beside = both.partition(SAID)[2] if SAID in both else None
+    call, comes_first = opening_of_calls(plain, called, beside, (NAME, SHORT_ID))
+    openings, closings = [opening for opening, _ in tags], [closing for _, closing in tags]
+    for prompted, text in shown:
+        before, _, behind = text.partition(THOUGHT)
+        openings.append(before[agreement(prompted, before) :].strip())
+        ends = [place for place in map(behind.find, (SAID, call or SAID)) if place >= 0]
+        closings += [behind[: min(ends)].strip()] if ends else []
+    is_open = any(prompt.rstrip().endswith(opening) for opening in openings if opening)
+    return Markup(_distinct(openings), _distinct(closings), is_open, call, comes_first)
+
+
+def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, texts)))
+
+
+def around_turns() -> Renderings[list[str]]:
+    """Render what stands around the turns of a conversation that asks for an answer."""
+    conversations = [_say("user")], [_say("system"), _say("user")]
+    shown = yield [Rendering(messages, prompt=True, may_fail=True) for messages in conversations]
+    return [text.text for text in shown]
 
 
 def _say(role: str, text: str = WORDS, **more: Any) -> dict[str, Any]:

@@ -31,13 +31,16 @@ class Figures:
     """Counts of a conversation, beside its samples: answers of each kind.
 
     empty_thoughts, without_reasoning: as in `Served`. left_out: contexts of which no answer fits into max_length.
-    shortened: samples that end behind an earlier answer than the last, the first that does not fit.
+    shortened: samples that end behind an earlier answer than the last, the first that does not fit. generated: answers
+    that the target generated in ids that are known. retokenised: those of them that are learnt in other ids.
     """
 
     empty_thoughts: int = 0
     without_reasoning: int = 0
     left_out: int = 0
     shortened: int = 0
+    generated: int = 0
+    retokenised: int = 0
 
 
 @frozen(eq=False)
@@ -88,7 +91,12 @@ class Piece:
             if isinstance(each, Unusable)
             else {
                 "samples": [
-                    {"id": sample.id, "category": sample.category, "prompt_tokens": sample.prompt_tokens}
+                    {
+                        "id": sample.id,
+                        "category": sample.category,
+                        "prompt_tokens": sample.prompt_tokens,
+                        "answers": sample.answers,
+                    }
                     for sample in each.samples
                 ],
                 "turns": each.turns,

@@ -35,6 +35,7 @@ from ops.tokenize_chat.op import TokenizeChat
 
 BUILTIN_IDS: dict[str, Any] = {"eos_token_ids": (2,), "pad_token_id": 0}  # by SPECIAL_TOKENS of builtin.py
 TOKEN_BYTES = 5  # input_ids int32 and loss_mask uint8
+ENCODED_BYTES = 1536  # of a token while its sample is rendered and tokenised, as measured (benchmarks/long_sample.py)
 MOST_OFFSETS = 64 << 20  # bytes of a shard's offsets
 
 
@@ -66,6 +67,7 @@ def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
     forecast = evolve(forecast, counted=counted, identity=context.identity)
     count, per = amount(config.expected_tokens)
     return Estimate(
+        per_pass={"texts and their tokens": config.max_length * ENCODED_BYTES},
         disk={"tokens": count * TOKEN_BYTES},
         disk_per=per,
         growth=growth,

@@ -32,7 +32,7 @@ from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.conflicts import conflicts
 from ops.tokenize_chat.encode import TOO_FEW_LOSS_TOKENS, TOO_LONG, ChatEncoder, tokenize_rows
 from ops.tokenize_chat.op import TokenizeChat
-from ops.tokenize_chat.pieces import SUFFIX, Figures, Outcome, Row, Tokenized, all_pieces, portions, split_rows
+from ops.tokenize_chat.pieces import SUFFIX, Outcome, Row, Tokenized, all_pieces, portions, split_rows
 from ops.tokenize_chat.preview import Preview
 from ops.tokenize_chat.template import (
     MISFITS,
@@ -51,6 +51,8 @@ REMEDIES = {
     TOOLS_NOT_SHOWN: "use a template with tools (chat_template), or remove them",
     SPECIAL_IN_TEXT: "remove the tokenizer's special tokens from the texts",
 }
+AS_GENERATED = 'contexts = "served", with the tokenizer of the target that answered, learns them as they were generated'
+OF_CONTEXTS = ("empty_thoughts", "without_reasoning", "left_out", "shortened")  # of Figures
 REPEATED = 3  # times that tokens of a conversation are in its samples without a warning
 FIRST_SAMPLES = 100  # misfits before any sample is kept; more than odd samples in a row
 
@@ -149,6 +151,7 @@ def write_tokens(
             masked, first = masked + len(found), first or next((sample.id for sample in found), None)
         writer.flush(split)
     trial.finish()
+    contexts.report_generated(stage, tally)
     tally.finish(config.max_dropped)
     if masked:
         stage.warn(
@@ -204,10 +207,17 @@ class ContextCounts:
         self.distinct += max(lengths)
         self.figures.update(asdict(conversation.figures))
 
+    def report_generated(self, stage: Stage, tally: Tally) -> None:
+        """Log how many answers are not learnt as their target generated them, and count them as lost."""
+        generated, others = self.figures["generated"], self.figures["retokenised"]
+        if generated:
+            stage.log({"tokenize/generated": generated, "tokenize/retokenised": others}, step=0)
+        tally.spoilt(others, generated, "are learnt in other tokens than the target generated", AS_GENERATED)
+
     def report(self, stage: Stage) -> None:
         """Log the counts, and warn of what costs or teaches something that nobody may want."""
         repeated = self.tokens / self.distinct
-        figures = {name: self.figures[name] for name in asdict(Figures())}
+        figures = {name: self.figures[name] for name in OF_CONTEXTS}
         shares = {"samples_per_conversation": self.samples / self.conversations, "repeated_tokens": repeated}
         stage.log({f"tokenize/{name}": value for name, value in (shares | figures).items()}, step=0)
         stage.info(
@@ -406,6 +416,7 @@ class ShardWriter:
                     "tokens": len(sample.input_ids),
                     "prompt_tokens": sample.prompt_tokens,
                     "loss_tokens": loss_tokens,
+                    **({"answers": sample.answers} if sample.answers else {}),
                     **named,
                 }
             )

@@ -38,8 +38,11 @@ NOT_CLOSED = "no EOS token behind an answer"
 ANSWER_CHANGED = "answer changed by the chat template"
 OTHER_PLACEHOLDERS = "placeholders differ from the images"
 TOOLS_NOT_SHOWN = "tools not shown by the chat template"
+OTHER_IDS = "generated ids that the model does not have"
 # Single samples may have these with a good template; with an unusable one, every sample has.
 MISFITS = (FAILED, TOO_MUCH_TEXT, ANSWER_NOT_FOUND, NOT_CLOSED, ANSWER_CHANGED, OTHER_PLACEHOLDERS)
+
+OF_GENERATED = ("generated_ids", "tokenizer")  # of an answer that its target generated: no template reads them
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -99,7 +102,7 @@ class Template:
         self._arguments = {**processor.tokenizer.special_tokens_map, **thinking}
         self.thinks = END_OF_THOUGHT in self._text
         self._strings_only = processor.image_processor is None and not processor.blind
-        self._special_tokens = [token for token in processor.special_tokens if token not in (THINK, END_OF_THOUGHT)]
+        self.special_tokens = [token for token in processor.special_tokens if token not in (THINK, END_OF_THOUGHT)]
         self.has_marks = GENERATION.search(self._text) is not None
         self.has_channels = is_harmony(self._text)
         self._seconds = seconds
@@ -123,7 +126,7 @@ class Template:
         texts += strings_in([message.get("tool_calls", ()) for message in messages])
         texts += strings_in(tools)
         everything = "\0".join(texts)
-        for token in self._special_tokens:
+        for token in self.special_tokens:
             if token in everything:
                 raise Unusable(SPECIAL_IN_TEXT, token)
 
@@ -186,6 +189,7 @@ class Template:
 
     def _shown(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message as the template takes it."""
+        message = {key: value for key, value in message.items() if key not in OF_GENERATED}
         if self.has_channels:
             (message,) = for_channels([message])
         is_text = all(part["type"] == "text" for part in message["content"])

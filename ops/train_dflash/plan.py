@@ -16,10 +16,11 @@ from dsl.estimate import CHECKPOINTS, Amount, Estimate, Growth, PlanContext
 from dsl.imports import PROJECT
 from dsl.op_table import own_algorithms
 from dsl.shown import shown_bytes
-from ops.capture_targets.plan import feature_bytes
+from ops.capture_targets.plan import feature_bytes, target_pass
 from ops.lib.data.files import read_jsonl
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.sizes import MASTER, draft_parameters
+from ops.lib.drafts.backbone.step_memory import rank_memory
 from ops.lib.forecasts import (
     DraftForecast,
     Kind,
@@ -74,12 +75,19 @@ def estimate(config: TrainDflash, context: PlanContext) -> Estimate:
     )
     dtype = config.capture_dtype if online else getattr(features, "dtype", config.dtype)
     memory = training_memory(config, shape, ranks)
+    read = tokens or (None if features is None else features.tokens)
+    longest = 0 if read is None else read.longest
+    per_pass = step_memory(config, shape, launch.sp_degree, ranks, longest)
+    if online:
+        of_target = target_pass(target.sizes.text, config.capture_dtype, longest, config.capture_batch_tokens, layers)
+        per_pass["the target's pass"] = sum(of_target.values())
     if config.measures_tau:
         memory["draft that decodes"] = draft_parameters(shape) * ITEM_SIZES[config.dtype]
     if config.measures_tau or (online and not config.capture_ranks):
         memory["target"] = target.sizes.parameters * ITEM_SIZES[dtype]
     return Estimate(
         memory=memory,
+        per_pass=per_pass,
         disk=_disk(config, shape),
         less_disk="lower keep_checkpoints" if config.keep_checkpoints > 1 else "",
         notes=(_not_stored(config, target, tokens, layers, context.free_disk),) if online else (),
@@ -107,6 +115,26 @@ def training_memory(config: TrainDflash, shape: DraftConfig, ranks: int) -> dict
         "average": parameters * MASTER // ranks if config.ema_decay is not None else 0,
         "embedding and head": 2 * shape.vocab_size * shape.hidden_size * size,
     }
+
+
+def step_memory(config: TrainDflash, shape: DraftConfig, degree: int, ranks: int, longest: int) -> dict[str, int]:
+    """The bytes that a step over the longest sample keeps on one rank, or one over as many as a micro-batch takes.
+
+    More micro-batches are prepared meanwhile, `buffer_batches` and the one that is being read.
+    """
+    context = max(longest, config.micro_batch_tokens)
+    parts = rank_memory(
+        shape,
+        context=context,
+        anchors=min(config.num_anchors * max(1, context // max(longest, 1)), config.anchor_chunk * degree),
+        degree=degree,
+        exchange="alone" if degree == 1 else config.sp_exchange.replace("auto", "gather"),
+        ranks=ranks,
+        item_size=ITEM_SIZES[config.dtype],
+    )
+    del parts["weights"]
+    prepared, read = (config.buffer_batches + 1) * parts["features"], degree * parts["features"]
+    return parts | {"prepared features": prepared, "shards that are read": read}
 
 
 def _moments(config: TrainDflash) -> int:

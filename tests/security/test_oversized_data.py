@@ -33,7 +33,7 @@ from ops.artifacts import TokenShards
 from ops.evaluate.benchmark_rows import Benchmark, checked_rows
 from ops.evaluate.op import Evaluate
 from ops.evaluate.plan import estimate
-from ops.ingest import tables
+from ops.ingest import compressed, tables
 from ops.ingest.op import Ingest
 from ops.ingest.records import LONGEST
 from ops.ingest.rows import LONGEST_ID
@@ -162,7 +162,7 @@ def test_a_table_has_no_more_rows_and_bytes_than_its_size_can_mean(tmp_path, mon
     write_values(tmp_path / "rows.parquet", "x", 50_000)
     with pytest.raises(DataError, match=r"row \d+: \d+ bytes unpack to 50000 rows"):
         read(tmp_path / "rows.parquet", tmp_path)
-    monkeypatch.setattr(tables, "UNPACKED", 16 << 20)
+    monkeypatch.setattr(compressed, "UNPACKED", 16 << 20)
     write_values(tmp_path / "bytes.parquet", "x" * 100_000, 900)
     with pytest.raises(DataError, match=r"row \d+: \d+ bytes unpack to 900 rows, and to \d+ bytes so far"):
         read(tmp_path / "bytes.parquet", tmp_path)

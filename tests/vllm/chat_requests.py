@@ -49,3 +49,14 @@ def image_settings(backend: str, pixels: Mapping[str, int] = MappingProxyType({}
     """The arguments by which dflow tells vLLM how images are prepared."""
     served = Served(model_type="any", vision=True, dtype="float32", image_backend=backend, pixels=dict(pixels))
     return image_arguments(served)
+
+
+def renderer(checkpoint, backend: str, pixels: dict[str, int]) -> Any:
+    """vLLM's renderer as `vllm serve` makes it with dflow's arguments."""
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.renderers import renderer_from_config
+
+    settings = image_settings(backend, pixels)
+    arguments = EngineArgs(model=str(checkpoint), dtype="float32", mm_processor_kwargs=settings)
+    return renderer_from_config(VllmConfig(model_config=arguments.create_model_config()))

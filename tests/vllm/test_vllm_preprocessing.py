@@ -13,7 +13,7 @@ import httpx
 import pytest
 import torch
 from attrs import frozen
-from chat_requests import chat_of, image_settings, tokenized
+from chat_requests import chat_of, image_settings, renderer, tokenized
 from family_checkpoints import FAMILIES, make_checkpoint
 from http_servers import running_command
 from preprocessing_cases import CASES, TEXTS
@@ -43,17 +43,6 @@ class Rendered:
             grids=[item["image_grid_thw"].data.tolist() for item in items],
             pixels=torch.cat([item["pixel_values"].data for item in items]) if items else torch.zeros(0),
         )
-
-
-def renderer(checkpoint, backend: str, pixels: dict[str, int]) -> Any:
-    """vLLM's renderer as `vllm serve` makes it with dflow's arguments."""
-    from vllm.config import VllmConfig
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.renderers import renderer_from_config
-
-    settings = image_settings(backend, pixels)
-    arguments = EngineArgs(model=str(checkpoint), dtype="float32", mm_processor_kwargs=settings)
-    return renderer_from_config(VllmConfig(model_config=arguments.create_model_config()))
 
 
 def render(made: Any, messages: list[dict[str, Any]], images: list[bytes]) -> Rendered:

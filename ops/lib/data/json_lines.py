@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 KINDS: dict[type, str] = {
     type(None): "null",
@@ -26,7 +26,12 @@ def bounded_lines(path: Path, longest: int) -> Iterator[tuple[int, bytes]]:
     A reader must stop at such a line.
     """
     with path.open("rb") as file:
-        yield from enumerate(iter(partial(file.readline, longest + 1), b""), start=1)
+        yield from lines_of(file, longest)
+
+
+def lines_of(file: BinaryIO, longest: int) -> Iterator[tuple[int, bytes]]:
+    """The lines of an open file, as `bounded_lines` gives them."""
+    return enumerate(iter(partial(file.readline, longest + 1), b""), start=1)
 
 
 def json_kind(value: Any) -> str:

@@ -24,10 +24,13 @@ from ops.artifacts import TokenShards
 from ops.lib.data.files import artifact_file, read_json, read_jsonl
 
 SEEN, SHAPE = "seen.", "shape."
+KINDS = ("none", "reasoning", "text", "call", "end")  # of a token, by its number in a shard
+KIND_TENSOR = "kinds"
 IMAGE_TOKENS = "image_tokens"  # in TokenSample.seen, int64 [I]: how many tokens each image takes
 OFFSETS = {
     "input_ids": "token_offsets",
     "loss_mask": "token_offsets",
+    KIND_TENSOR: "token_offsets",
     "pixel_values": "pixel_offsets",
     "image_grid_thw": "image_offsets",
 }
@@ -40,6 +43,10 @@ class TokenSample:
     input_ids int64 [S]; loss_mask bool [S]; pixel_values float32 [R, patch_dim]; image_grid_thw int64 [I, 3];
     prompt_tokens: length of the prompt to answer, including the generation prompt. seen: of images of a target that is
     not Qwen's, what its processor makes for a batch of this sample, by name; empty for text only.
+
+    Where answers stand in contexts of a server: answers: the first token of each that can be asked, the last one's at
+    prompt_tokens, and the answers of the conversation before it; kinds uint8 [S]: places in KINDS, 0 where nothing is
+    learnt, None without an answer.
     """
 
     id: str
@@ -50,6 +57,8 @@ class TokenSample:
     image_grid_thw: Tensor
     prompt_tokens: int
     seen: Mapping[str, Tensor] = field(factory=dict)
+    answers: tuple[tuple[int, int], ...] = ()
+    kinds: Tensor | None = None
 
     @property
     def has_images(self) -> bool:
@@ -63,7 +72,8 @@ class TokenSample:
     def prompt(self) -> TokenSample:
         """The sample without its last answer."""
         end = self.prompt_tokens
-        return evolve(self, input_ids=self.input_ids[:end], loss_mask=self.loss_mask[:end])
+        kinds = None if self.kinds is None else self.kinds[:end]
+        return evolve(self, input_ids=self.input_ids[:end], loss_mask=self.loss_mask[:end], kinds=kinds)
 
 
 @define
@@ -90,7 +100,7 @@ class TokenReader:
         record = self.records[index]
         tensors, offsets = self._shard(artifact_file(self.tokens.path, record["shard"]))
         named = {name: record[name] for name in ("id", "category", "prompt_tokens")}
-        return stored_sample(tensors, offsets, record["row"], **named)
+        return stored_sample(tensors, offsets, record["row"], **named, answers=record.get("answers", ()))
 
     def labels(self, index: int) -> tuple[Tensor, Tensor]:
         """input_ids int64 [S] and loss_mask bool [S] of a sample, without reading its images."""
@@ -99,6 +109,12 @@ class TokenReader:
             *self._shard(artifact_file(self.tokens.path, record["shard"])), record["row"], ("input_ids", "loss_mask")
         )
         return parts["input_ids"].to(torch.int64), parts["loss_mask"].to(torch.bool)
+
+    def kinds(self, index: int) -> Tensor | None:
+        """The kinds of a sample's tokens, uint8 [S], as in TokenSample."""
+        record = self.records[index]
+        shard = self._shard(artifact_file(self.tokens.path, record["shard"]))
+        return _stored_parts(*shard, record["row"], (KIND_TENSOR,)).get(KIND_TENSOR)
 
     def _shard(self, shard: Path) -> tuple[Any, dict[str, Tensor]]:
         """An open shard and its offsets, opened on first use."""
@@ -115,7 +131,14 @@ def stored_offsets(tensors: Any) -> dict[str, Tensor]:
 
 
 def stored_sample(
-    tensors: Any, offsets: Mapping[str, Tensor], row: int, *, id: str, category: str, prompt_tokens: int
+    tensors: Any,
+    offsets: Mapping[str, Tensor],
+    row: int,
+    *,
+    id: str,
+    category: str,
+    prompt_tokens: int,
+    answers: Iterable[Sequence[int]] = (),
 ) -> TokenSample:
     """The row-th sample of an open shard."""
     parts = _stored_parts(tensors, offsets, row, OFFSETS)
@@ -128,6 +151,8 @@ def stored_sample(
         image_grid_thw=parts["image_grid_thw"],
         prompt_tokens=prompt_tokens,
         seen=_stored_seen(tensors, offsets, row),
+        answers=tuple((start, turn) for start, turn in answers),
+        kinds=parts.get(KIND_TENSOR),
     )
 
 
@@ -144,8 +169,8 @@ def _stored_seen(tensors: Any, offsets: Mapping[str, Tensor], row: int) -> dict[
 
 
 def _stored_parts(tensors: Any, offsets: Mapping[str, Tensor], row: int, names: Iterable[str]) -> dict[str, Tensor]:
-    parts = {}
-    for name in names:
+    parts, stored = {}, set(tensors.keys())
+    for name in stored.intersection(names):
         start, end = offsets[OFFSETS[name]][row : row + 2].tolist()
         parts[name] = tensors.get_slice(name)[start:end]
     return parts
@@ -174,6 +199,11 @@ def write_token_shard(
         "pixel_offsets": _ends([len(sample.pixel_values) for sample in samples]),
         "image_offsets": _ends([len(sample.image_grid_thw) for sample in samples]),
     }
+    kinds = [sample.kinds for sample in samples if sample.kinds is not None]
+    if len(kinds) not in (0, len(samples)):
+        raise ValueError("only some samples of a shard have kinds")
+    if kinds:
+        tensors[KIND_TENSOR] = torch.cat(kinds)
     save_file(tensors | _joined_seen(samples), file, metadata)
 
 

@@ -54,6 +54,11 @@ def decoder_config(target: Target) -> PretrainedConfig:
     return target.model.config.get_text_config(decoder=True)
 
 
+def attention_of(target: Target) -> str:
+    """The name of transformers' function of attention that the target computes with."""
+    return str(decoder_config(target)._attn_implementation)
+
+
 def windows_of(config: PretrainedConfig) -> dict[str, int | None] | None:
     """The window of each kind of layer, by its name in `layer_types`, None where a kind sees the whole past.
 

@@ -27,10 +27,18 @@ from transformers import PretrainedConfig
 
 from dsl.errors import DataError
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.target.cache import Rows, decoder_config, keeps_all_columns, own_cache, whole_cache, windows_of
+from ops.lib.target.cache import (
+    Rows,
+    attention_of,
+    decoder_config,
+    keeps_all_columns,
+    own_cache,
+    whole_cache,
+    windows_of,
+)
 from ops.lib.target.model import Target
 from ops.lib.target.prefill import prefill
-from ops.lib.target.verify import Verification, attention_of, verifier_of
+from ops.lib.target.verify import Verification, verifier_of
 
 BLOCK = 4
 WINDOW = 4

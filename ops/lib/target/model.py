@@ -50,6 +50,7 @@ class Target:
     info: Mapping[str, Any]
     device: torch.device
     family: Family = field(default=Factory(lambda self: _family(self.model.config.to_dict()), takes_self=True))
+    is_continued: bool = field(default=False, init=False)  # a pass goes on with the texts of the one before it
 
     @classmethod
     def load(cls, target: TargetModel, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Target:
@@ -195,9 +196,10 @@ class Target:
         """Open a context in which every forward pass records the input of layer k+1 for each k of `layer_ids`.
 
         That input is the feature of layer k that serving engines capture. `hidden_states[k + 1]` differs from it if
-        something is added between layers (deepstack).
+        something is added between layers (deepstack). A pass that goes on with the texts of the one before it
+        (`is_continued`) is recorded behind that one.
         """
-        captured = LayerInputs({}, tuple(layer_ids))
+        captured = LayerInputs(self, tuple(layer_ids))
         handles = [
             self.decoder_layers[k + 1].register_forward_pre_hook(captured.hook(k), with_kwargs=True) for k in layer_ids
         ]
@@ -215,20 +217,28 @@ def _family(config: Mapping[str, Any]) -> Family:
 
 @frozen
 class LayerInputs:
-    """The latest recorded inputs, by layer id."""
+    """The latest recorded inputs, in the parts in which their texts ran through the target."""
 
-    by_layer: dict[int, Tensor]
+    target: Target
     layer_ids: tuple[int, ...]
+    _parts: dict[int, list[Tensor]] = field(factory=dict, init=False)
 
     def hook(self, layer_id: int) -> Any:
         def record(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.by_layer[layer_id] = args[0] if args else kwargs["hidden_states"]
+            before = self._parts[layer_id] if self.target.is_continued else []
+            self._parts[layer_id] = [*before, args[0] if args else kwargs["hidden_states"]]
 
         return record
 
+    @property
+    def by_layer(self) -> dict[int, Tensor]:
+        """The inputs by layer id, each [B, S, M]."""
+        return {k: parts[0] if len(parts) == 1 else torch.cat(parts, dim=1) for k, parts in self._parts.items()}
+
     def features(self) -> Tensor:
         """The captured features of the last forward pass, [B, S, L * M], layers in the order of the ids."""
-        return torch.cat([self.by_layer[k] for k in self.layer_ids], dim=-1)
+        by_layer = self.by_layer
+        return torch.cat([by_layer[k] for k in self.layer_ids], dim=-1)
 
 
 def _loaded(directory: Path, load: Callable[..., Any], **options: Any) -> Any:

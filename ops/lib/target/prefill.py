@@ -27,6 +27,7 @@ from transformers import AttentionMaskInterface, DynamicCache
 from transformers.masking_utils import sdpa_mask
 
 from ops.lib.target.cache import added_mask
+from ops.lib.target.chunked_prefill import last_output, text_positions
 from ops.lib.target.model import Target
 from ops.lib.vision.batch import ModelInputs
 
@@ -46,16 +47,12 @@ class Prefill:
 
 
 def prefill(target: Target, prompts: ModelInputs, cache: DynamicCache) -> Prefill:
-    """Run the prompts, padded on either side, through the target, into an empty cache."""
+    """Run the prompts, padded on either side, through the target, into an empty cache; long ones in chunks."""
     inputs = pad_left(prompts)
     mask_BS = inputs.attention_mask
     # Three-dimensional positions of images are the model's own affair; those of text would count the padding.
-    given = (
-        {}
-        if inputs.has_images and target.family.has_own_positions
-        else {"position_ids": (mask_BS.cumsum(-1) - 1).clamp(min=0)}
-    )
-    output = target.forward(inputs, **given, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    given = {} if inputs.has_images and target.family.has_own_positions else {"position_ids": text_positions(mask_BS)}
+    output = last_output(target, inputs, cache, **given)
     offset_B = torch.zeros(len(mask_BS), dtype=torch.int64, device=mask_BS.device)
     return Prefill(cache, output.logits[:, -1], mask_BS, offset_B + target.family.position_offsets(target.model))
 

@@ -55,6 +55,14 @@ BY_CONFIG = (
 )
 EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")  # of a layer
 
+# Attention's masks and scores: bytes of an element, and those above which the target runs in chunks.
+MASK_BYTES = 6  # a bool, another while it is made, and a number that is added to the scores
+SCORE_BYTES = 12  # scores, what is added to them, and their softmax in float32
+MOST_BYTES = 2 << 30
+LEAST_CHUNK = 64  # tokens: fewer would read all weights for little
+SINKS = ("gpt_oss",)  # types whose scores are computed one by one
+STANDARD_LAYERS = ("full_attention", "sliding_attention")
+
 Config = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -113,6 +121,66 @@ class TargetSizes:
         keys, values, heads = _linear_widths(self.text)
         recurrent = heads * self.text["linear_key_head_dim"] * self.text["linear_value_head_dim"]
         return linear * (recurrent + self.text["linear_conv_kernel_dim"] * (2 * keys + values))
+
+
+@frozen
+class PassSizes:
+    """The bytes of a forward pass of a target, by the text part of its config and the bytes of a number."""
+
+    text: Config
+    item_size: int
+
+    def layer(self, tokens: int) -> int:
+        """The most that a decoder layer holds of the tokens: beside the residual, attention's states or the MLP's."""
+        text, M, D = self.text, int(self.text["hidden_size"]), head_dim(self.text)
+        H = int(text["num_attention_heads"])
+        attention = 3 * D * (H + (text.get("num_key_value_heads") or H))
+        if "linear_num_value_heads" in text:
+            keys, values, _ = _linear_widths(text)
+            attention = max(attention, 4 * (2 * keys + values))
+        experts = text.get("num_experts_per_tok") or 0
+        width = max(
+            text.get("intermediate_size") or 0,
+            experts * (text.get("moe_intermediate_size") or (text.get("intermediate_size") or 0)),
+        )
+        in_float32 = 2 * M * 4  # a norm
+        return tokens * (self.item_size * (2 * M + 2 * D + max(attention, 4 * width)) + in_float32)
+
+    def states(self, tokens: int, layers: int) -> int:
+        """The captured states of some layers, and all of them side by side."""
+        return 2 * layers * tokens * int(self.text["hidden_size"]) * self.item_size
+
+    def cache(self, tokens: int) -> int:
+        """Keys and values of all layers of attention, and of one more that is being copied."""
+        layers = 1 + sum(kind != LINEAR for kind in layer_types(self.text))
+        heads = self.text.get("num_key_value_heads") or self.text["num_attention_heads"]
+        return 2 * layers * tokens * int(heads) * head_dim(self.text) * self.item_size
+
+    def masks(self, rows: int, longest: int) -> int:
+        """Masks and scores of attention for rows of tokens, padded where there are several."""
+        text = self.text
+        window = text.get("sliding_window") if text.get("use_sliding_window") is not False else None
+        is_eager = bool(text.get("attn_logit_softcapping")) or text.get("model_type") in SINKS
+        size = int(text["num_attention_heads"]) * SCORE_BYTES if is_eager else MASK_BYTES
+        if not is_eager and rows == 1 and (window is None or window >= longest):
+            return 0
+        whole = rows * longest**2 * size
+        is_standard = set(text.get("layer_types") or ()) <= set(STANDARD_LAYERS) and not text.get(
+            "attention_chunk_size"
+        )
+        if whole <= MOST_BYTES or not is_standard:
+            return whole
+        return max(MOST_BYTES, LEAST_CHUNK * rows * longest * size)
+
+    def of_batch(self, rows: int, longest: int, layers: int) -> dict[str, int]:
+        """The parts of a pass that captures some layers."""
+        masks = self.masks(rows, longest)
+        return {
+            "captured states": self.states(rows * longest, layers),
+            "a layer": self.layer(rows * longest),
+            "masks": masks,
+            "cache of chunks": self.cache(rows * longest) if masks >= MOST_BYTES else 0,
+        }
 
 
 def _qwen_parts(text: Config, seeing: Config | None) -> dict[str, int]:

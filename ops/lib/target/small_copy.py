@@ -140,8 +140,9 @@ def with_floats(value: Any) -> Any:
     """A value of a config.json, with the numbers that UNBOUNDED names."""
     if isinstance(value, Mapping):
         tagged = value.get(TAG) if len(value) == 1 else None
-        known = isinstance(tagged, str) and tagged in UNBOUNDED
-        return UNBOUNDED[tagged] if known else {name: with_floats(each) for name, each in value.items()}
+        if isinstance(tagged, str) and tagged in UNBOUNDED:
+            return UNBOUNDED[tagged]
+        return {name: with_floats(each) for name, each in value.items()}
     return [with_floats(each) for each in value] if isinstance(value, list) else value
 
 

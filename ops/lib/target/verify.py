@@ -19,6 +19,7 @@ from transformers import Cache, DynamicCache
 from ops.lib.target.cache import (
     Rows,
     Saved,
+    attention_of,
     block_masks,
     decoder_config,
     roll_back,
@@ -144,11 +145,6 @@ def verifier_of(
         return BatchVerifier(target, captured, row_cache(begun.cache, room, rows), rows, begun.offset_B, windows)
     at_once = 1 if way is Verification.TOKEN else None
     return SingleVerifier(target, captured, begun.cache, rows, begun.offset_B, at_once)
-
-
-def attention_of(target: Target) -> str:
-    """The name of transformers' function of attention that the target computes with."""
-    return str(decoder_config(target)._attn_implementation)
 
 
 def _positions(rows: Rows, block_BK: Tensor, offset_B: Tensor) -> Tensor:

@@ -100,6 +100,7 @@ def thought_warning(templates: Iterable[str], special_tokens: Collection[str] | 
         return ""
     return (
         f"the chat template has thoughts in special tokens ({token}), which the text of an answer does not hold: "
-        'answers that think are dropped ("special token in the target\'s answer"), the others are kept. Ask for '
+        "an answer that thinks is learnt by the ids that the target generated, which a server must report, and only as "
+        'the last of its conversation; an earlier one drops it ("special token in the text"). Ask for '
         f"answers without thoughts (enable_thinking = false, where the template reads it), or {DATA}"
     )

@@ -266,7 +266,7 @@ def compare_preprocessing(request: Request, samples: Sequence[TokenSample], devi
     with ServedPrompts.open(request.target.path / "model", backend, device, sizes) as served:
         for sample in samples:
             row = rows[sample.id if sample.id in rows else conversation_of(sample.id)]
-            messages = asked(sample, row, request.tokenize.config)
+            messages = asked(sample, row)
             references = row["images"][: len(sample.image_grid_thw)]
             images = [read_packed(request.images.path, reference) for reference in references]
             tools = {"tools": row["tools"]} if "tools" in row else {}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import hypot, sqrt
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -55,6 +55,19 @@ class Setting:
     def evolved(self, **fields: Any) -> Setting:
         """The setting with other values in fields of its config."""
         return evolve(self, config=evolve(self.config, **fields))
+
+
+class Counted(Protocol):
+    """What has verification steps, and the tokens that they generated: an answer, or a part of one."""
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def generated(self) -> int: ...
+
+
+Steps = TypeVar("Steps", bound=Counted)
 
 
 @define
@@ -127,7 +140,7 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
-def tau_of(answers: Sequence[Decoded]) -> float:
+def tau_of(answers: Sequence[Counted]) -> float:
     """The generated tokens per verification step; NaN without a step."""
     steps = sum(answer.steps for answer in answers)
     return sum(answer.generated for answer in answers) / steps if steps else float("nan")
@@ -157,7 +170,7 @@ def paired_gain(after: Sequence[Decoded], before: Sequence[Decoded]) -> Gain:
     return _gain(after, before, [passes(before) - passes(after)], CHANCE)
 
 
-def unpaired_gain(after: Sequence[Decoded], before: Sequence[Decoded], comparisons: int = 1) -> Gain:
+def unpaired_gain(after: Sequence[Counted], before: Sequence[Counted], comparisons: int = 1) -> Gain:
     """The gain of tau between different prompts.
 
     comparisons: the number of pairs of groups from which this one was chosen (Bonferroni).
@@ -166,7 +179,7 @@ def unpaired_gain(after: Sequence[Decoded], before: Sequence[Decoded], compariso
     return _gain(after, before, [passes(after), passes(before)], CHANCE / comparisons)
 
 
-def _gain(after: Sequence[Decoded], before: Sequence[Decoded], compared: Sequence[np.ndarray], chance: float) -> Gain:
+def _gain(after: Sequence[Counted], before: Sequence[Counted], compared: Sequence[np.ndarray], chance: float) -> Gain:
     """The gain in tau, whether it is large enough to count, and whether it is certain.
 
     compared: the groups of values whose errors make the gain's error.
@@ -187,12 +200,12 @@ def most_saved(after: Sequence[Decoded], before: Sequence[Decoded]) -> float:
     return most(each, one_token(after), CHANCE) / float(passes(before).mean())
 
 
-def stepped(answers: Sequence[Decoded]) -> list[Decoded]:
+def stepped(answers: Sequence[Steps]) -> list[Steps]:
     """The answers that have a verification step."""
     return [answer for answer in answers if answer.steps]
 
 
-def one_token(answers: Sequence[Decoded]) -> float:
+def one_token(answers: Sequence[Counted]) -> float:
     """The least error of passes per token: one token more or less could always have been accepted."""
     return 1 / sum(answer.generated for answer in answers)
 
@@ -209,7 +222,7 @@ def spread_samples(reader: TokenReader, count: int) -> list[TokenSample]:
     return [reader.sample(index) for index in sorted(chosen)]
 
 
-def passes(answers: Sequence[Decoded]) -> np.ndarray:
+def passes(answers: Sequence[Counted]) -> np.ndarray:
     """The target's passes per generated token, [N]; for answers with a step."""
     return np.array([answer.steps / answer.generated for answer in answers], dtype=np.float64)
 

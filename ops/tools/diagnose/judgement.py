@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from attrs import evolve
+from attrs import evolve, field, frozen, validators
 
 from dsl.finding import Finding, Level
 
@@ -29,15 +29,37 @@ TARGET, FEATURES, OWN_ANSWERS, SAMPLES_KEPT = "target", "features", "own answers
 HELD_OUT_GAP, AMOUNT, DECODING = "held-out gap", "amount of data", "training against decoding"
 CATEGORIES, REPEATED, LEARNT, HIDDEN_STATES = "categories", "repeated answers", "anything learnt", "hidden states"
 LOSS_MASK, CUT_BLOCKS, MASK_IN_TEXTS = "loss mask", "cut blocks", "mask token in texts"
+CONTEXTS, TURNS, KINDS_OF_TOKENS, GROUPS = "contexts", "turns", "kinds of tokens", "groups"
 LOSS_CURVE, SKIPPED_STEPS, LENGTH = "loss curve", "skipped steps", "length of training"
 EXPLAINED_BY_TARGET = (FEATURES, OWN_ANSWERS, DECODING, LEARNT, HIDDEN_STATES)  # causes that another target explains
 
 LEAST_PROMPTS = 4  # with a step, in each group: fewer do not show their spread
 NORMAL = "\nnormal: "
+TABLES = {"context": "context, in tokens", "turn": "answers before", "kind": "kind of token", "group": "group"}
 TOO_FEW = "too few prompts to distinguish that from chance"
 MORE_PROMPTS = "diagnose with more prompts (--prompts)"
 MORE_TIME = "diagnose with more time (--budget), which allows more prompts"
 FRACTIONS = {"test": "test_fraction", "val": "val_fraction"}  # fields of ingest, by the split that they fill
+
+
+NUMBER = validators.instance_of((int, float))
+
+
+@frozen(kw_only=True)
+class PartFigures:
+    """tau of a part of the held-out answers, with its interval over prompts.
+
+    share, learnt: of the tokens of these answers, and of those that the training learnt, None if that is not known.
+    Raises TypeError for values of other types.
+    """
+
+    label: str = field(validator=validators.instance_of(str))
+    tau: float = field(validator=NUMBER)
+    low: float | None = field(validator=validators.optional(NUMBER))
+    high: float | None = field(validator=validators.optional(NUMBER))
+    prompts: int = field(validator=validators.instance_of(int))
+    share: float = field(validator=NUMBER)
+    learnt: float | None = field(validator=validators.optional(NUMBER))
 
 
 def judged(

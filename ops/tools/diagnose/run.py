@@ -25,6 +25,7 @@ from dsl.finding import Finding
 from dsl.graph import graph_from_json
 from dsl.stage import NOW
 from ops.artifacts import TokenShards
+from ops.evaluate.prompts import encoder_of
 from ops.evaluate.statistics import acceptance_length
 from ops.evaluate.verdicts import CEILING
 from ops.lib.data.batching import spread
@@ -62,6 +63,7 @@ from ops.tools.diagnose.outcomes import (
     random_finding,
     repetition_finding,
 )
+from ops.tools.diagnose.parts import Part, learnt_tokens, part_findings, tables_of_tau
 from ops.tools.diagnose.training_data import anchors_by_category, kept_findings, mask_findings, own_finding
 
 WAYS = 12  # in which prompts are decoded: 7 to 9 settings, random weights, the training's prompts
@@ -140,9 +142,9 @@ def diagnose(
 
     It holds {"node", "split", "instead_of": the requested split if it has no prompt, or null, "prompts", "budget": the
     one that allowed no more prompts, or null, "dtype", "device", "max_new_tokens", "tau": {"exported", "low", "high",
-    "corrected"}, "block_size", "evaluation": the fields of the run's own, or null, "findings": Finding.to_json() of
-    each, causes first, "gains": {name of a cause: the measured rise of tau if it is fixed}}. Causes that only another
-    training could show have no gain.
+    "corrected"}, "block_size", "evaluation": the fields of the run's own, or null, "parts": {table of tau: the figures
+    of each part}, "findings": Finding.to_json() of each, causes first, "gains": {name of a cause: the measured rise of
+    tau if it is fixed}}. Causes that only another training could show have no gain.
     "exported", "low" and "high" are null if the export cannot be used, the last two also for one prompt with a step.
     "corrected": with everything fixed that needs no training; if that is close to block_size, nothing that only
     explains a low tau is a cause: its level is then "info". What is wrong at any tau remains a cause.
@@ -188,12 +190,14 @@ def diagnose(
     of_target = target_finding(chain.draft, chain.training, chain.target)
     wrong_at_any_tau = [*put_first(of_export, correction.findings), of_target, of_features]
     steps.begin(TRAINING)
+    tables, of_parts = _by_part(chain, target, split, held_out, answers, correction.setting.config.block_size)
     known = trained.config or correction.setting.config  # an export may have values that no training used
     others = [
         unless_open(random_finding(answers, by_chance), correction.findings),
         unless_open(reading_finding(bench, correction.setting, held_out), correction.findings),
         category_finding(held_out, answers),
         repetition_finding(answers),
+        *of_parts,
         *kept_findings(chain.losses),
         *_against_training(chain, bench, correction, answers, split, prompts),
         *mask_findings(chain.learnt, chain.target, known.mask_token_id, known.block_size),
@@ -224,6 +228,7 @@ def diagnose(
         "block_size": correction.setting.config.block_size,
         "evaluation": None if chain.evaluation is None else asdict(chain.evaluation),
         "tau": {**_as_exported(as_exported, of_export, exported.config.block_size), "corrected": tau_of(answers)},
+        "parts": {table: [asdict(part.figures) for part in parts] for table, parts in tables.items()},
         "findings": [finding.to_json() for finding in sorted_findings(findings, gains)],
         "gains": gains,
     }
@@ -235,6 +240,19 @@ def _as_exported(answers: Sequence[Decoded], of_export: Sequence[Finding], block
         return {"exported": None, "low": None, "high": None}
     tau = acceptance_length(answers, RESAMPLINGS, 0, block_size)
     return {"exported": tau.tau, "low": tau.low, "high": tau.high}
+
+
+def _by_part(
+    chain: Chain, target: Target, split: str, prompts: Sequence[TokenSample], answers: Sequence[Decoded], size: int
+) -> tuple[dict[str, list[Part]], list[Finding]]:
+    """The tables of tau by part, and a finding on each. size: of a block."""
+    has_processor = (chain.judged.path / "processor").is_dir()
+    kinds = encoder_of(chain.judged, target).kinds if has_processor else None
+    topics = {row["id"]: row.get("topic") for row in TokenReader(chain.judged, split).records}
+    reader = None if chain.learnt is None else TokenReader(chain.learnt, LEARNT)
+    learnt = None if reader is None else learnt_tokens(reader, kinds)
+    tables = tables_of_tau(prompts, [topics[prompt.id] for prompt in prompts], answers, kinds, learnt, size)
+    return tables, part_findings(tables, learnt)
 
 
 def _held_out(chain: Chain, target: Target, count: int) -> tuple[str, list[TokenSample]]:

@@ -19,7 +19,7 @@ from attrs import Factory, define, field, frozen
 
 from dsl.errors import DataError
 from ops.ingest.image_values import MISSING, OUTSIDE, encoded_image
-from ops.ingest.op import LABEL, Ingest
+from ops.ingest.op import LABEL, Columns, Ingest
 from ops.ingest.read import Reading, WithoutRow, images_without_row, read_samples
 from ops.ingest.sample import END_OF_THOUGHT, THINK, DroppedSample, ImagePart, RawSample, Turn
 from ops.ingest.source import UnknownFormat, find_format
@@ -27,6 +27,7 @@ from ops.ingest.splits import split_of
 from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.family_config import sees_by_name
 from ops.lib.vision.images import fault_of, size_of, strict_pillow
+from ops.tools.init.columns import Proposal, proposed_columns
 from ops.tools.init.target import Target, most_image_tokens
 
 BY_CLASS = "image-folder"
@@ -55,8 +56,9 @@ Size = tuple[int, int]  # width, height
 class Survey:
     """The result of a survey of the data.
 
-    forms: of the sources. dropped: reason -> samples; examples: reason -> one of them. reasoning: samples with an
-    answer that includes reasoning. decoded, broken: images that were examined, and those that inject_images rejects.
+    forms: of the sources. proposal: of columns, if the rows have other ones than `ingest` reads. dropped: reason ->
+    samples; examples: reason -> one of them. reasoning: samples with an answer that includes reasoning. decoded,
+    broken: images that were examined, and those that inject_images rejects.
     examined, spoilt: samples of the former, and of the latter; spoilt ones are dropped, and count nowhere else.
     unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples. given: splits that the data
     names. lengths: of up to MEASURED samples, counted with `exact` and `rules`; token_ids: all that these
@@ -67,6 +69,7 @@ class Survey:
     forms: tuple[str, ...]
     image_root: str | tuple[str, ...] | None
     allow_outside: bool
+    proposal: Proposal | None
     exact: bool
     rules: PixelRules | OwnRules
     samples: int = 0
@@ -119,18 +122,22 @@ def survey(
     counter: Counter,
     image_root: str | tuple[str, ...] | None = None,
     allow_outside: bool = False,
+    named: Proposal | None = None,
 ) -> Survey:
     """Read all the data, and measure lengths in a random sample with a fixed seed.
 
-    image_root, allow_outside: as for `ingest`. Raises DataError for data that `ingest` would reject, with every broken
-    row, for an unknown format, with the files found, and if no sample is usable.
+    image_root, allow_outside: as for `ingest`. named: the columns, if the user names them. Raises DataError for data
+    that `ingest` would reject, with every broken row, for an unknown format, with the files found, for columns whose
+    meaning cannot be told, and if no sample is usable.
     """
-    forms = _forms(sources)
+    forms = _forms(sources, None if named is None else named.columns)
+    proposal = named or proposed_columns(sources, forms, allow_outside)
     found = Survey(
         sources=sources,
         forms=forms,
         image_root=image_root,
         allow_outside=allow_outside,
+        proposal=proposal,
         exact=counter.exact,
         rules=counter.rules,
     )
@@ -142,6 +149,7 @@ def survey(
         question=QUESTION,
         answer=LABEL,
         require_answers=False,
+        columns=None if proposal is None else proposal.columns,
     )
     found.unnamed = images_without_row(reading)
     # The ids of images by class begin with the name of their source; that of a single one is empty.
@@ -194,12 +202,12 @@ def _reasons(turn: Turn) -> bool:
     return turn.role == "assistant" and (bool(turn.reasoning_content) or in_text)
 
 
-def _forms(sources: tuple[Path, ...]) -> tuple[str, ...]:
+def _forms(sources: tuple[Path, ...], columns: Columns | None) -> tuple[str, ...]:
     """The format of each source. Raises DataError for those that are missing, or of an unknown format."""
     forms, mistakes = [], []
     for source in sources:
         try:
-            forms.append(find_format(source, "auto"))
+            forms.append(find_format(source, "auto", columns))
         except UnknownFormat as error:
             mistakes.append(f"{error.with_remedy('')}{_contents_hint(source)}")  # `format` is of a file to be written
         except DataError as error:

@@ -100,6 +100,8 @@ def _about_data(found: Survey) -> list[str]:
     texts = found.samples - found.with_images
     samples = f"{_samples(found.usable)} ({', '.join(dict.fromkeys(found.forms))})"
     lines = [f"data: {samples}, {found.usable - texts:,} with images, {texts:,} text only"]
+    if found.proposal is not None:
+        lines.append(f"columns: {found.proposal.why}")
     for reason, count in found.dropped.most_common():
         remedy = f"; {REMEDIES[reason]}" if reason == MISSING else ""  # the example of any other says it
         lines.append(f"dropped: {count:,} ({reason}), such as {found.examples[reason]}{remedy}")
@@ -156,6 +158,11 @@ def _about_lengths(found: Survey, advice: Advice) -> list[str]:
 
 def _ingest(sources: list[str], found: Survey, advice: Advice) -> list[str]:
     lines = ["[node.ingest]", 'op = "ingest"', f"source = {_quoted_all(sources)}"]
+    if found.proposal is not None:
+        given = ", ".join(f"{key} = {_quoted(column)}" for key, column in found.proposal.columns.given.items())
+        lines += [f"# columns: {on_one_line(found.proposal.why)}", f"columns = {{ {given} }}"]
+        if "answer" in found.proposal.columns.given and "question" not in found.proposal.columns.given:
+            lines.append(f'question = "{QUESTION}"    # what is asked of every answer')
     if found.has_classes:
         lines.append(
             f'question = "{QUESTION}"    # what is asked about every image; {{label}} is the name of its class'

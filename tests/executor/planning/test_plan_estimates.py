@@ -63,6 +63,7 @@ class End:
         known = [*context.inputs["texts"], context.inputs["one"]]
         return Estimate(
             memory={"small": 10**9, "large": 2 * 10**9},
+            per_pass={"a layer": 4 * 10**9, "masks": 10**9},
             disk={"all": 10**9},
             disk_per="a page",
             notes=(f"sees {known} in {context.root.name} on {context.launch.device}",),
@@ -113,12 +114,13 @@ def told(toy: Toy, *arguments: str) -> dict[str, dict]:
 def test_ops_are_told_what_is_forecast_above_them(tmp_path: Path) -> None:
     assert told(telling(tmp_path)) == {
         "a": {
-            "memory": {}, "memory_total": 0, "memory_measured": None,
+            "memory": {}, "memory_total": 0, "memory_measured": None, "pass": {}, "pass_total": 0,
             "disk": {"text": 5_000_000}, "disk_total": 5_000_000, "disk_per": "",
             "notes": ["writes 3"],
         },
         "c": {
             "memory": {"small": 10**9, "large": 2 * 10**9}, "memory_total": 3 * 10**9, "memory_measured": None,
+            "pass": {"a layer": 4 * 10**9, "masks": 10**9}, "pass_total": 5 * 10**9,
             "disk": {"all": 10**9}, "disk_total": 10**9, "disk_per": "a page",
             "notes": [f"sees [3, None, 3] in {tmp_path.name} on cpu"],
         },
@@ -154,16 +156,17 @@ def test_what_an_op_refuses_to_estimate_is_a_mistake_and_the_others_are_estimate
 def test_the_plan_prints_sums_parts_and_notes_below_the_nodes(tmp_path: Path) -> None:
     toy = telling(tmp_path)
     lines = [line.split() for line in toy.dflow("plan", str(toy.file)).stdout.splitlines()]
-    start = lines.index(["node", "ranks", "held", "each", "took", "last", "disk"])
+    start = lines.index(["node", "ranks", "held", "each", "a", "pass", "took", "last", "disk"])
     assert lines[start + 1 : start + 3] == [
         ["a", "1", "5", "MB"],
-        ["c", "1", "3.0", "GB", "1.0", "GB", "for", "a", "page"],
+        ["c", "1", "3.0", "GB", "5.0", "GB", "1.0", "GB", "for", "a", "page"],
     ]
     assert "took last: its peak when the node ran last;" in " ".join(lines[start + 3])
     assert "of disk are free at" in " ".join(lines[start + 4])
     assert [" ".join(line) for line in lines[start + 5 :]] == [
         "a: writes 3",
         "c: memory: large 2.0 GB, small 1.0 GB",
+        "c: a pass: a layer 4.0 GB, masks 1.0 GB",
         f"c: sees [3, None, 3] in {tmp_path.name} on cpu",
     ]
 
@@ -198,7 +201,7 @@ def test_a_node_that_ran_before_shows_its_peak_memory_and_one_that_no_longer_fit
         for line in toy.dflow("plan", str(toy.file), "-s", "a.length=4").stdout.splitlines()
         if line.startswith("c ") and " GB" in line
     )
-    assert ["c", "1", "3.0", "GB", *shown_bytes(measured).split(), "1.0", "GB"] == row.split()[:8]
+    assert ["c", "1", "3.0", "GB", "5.0", "GB", *shown_bytes(measured).split(), "1.0", "GB"] == row.split()[:10]
     graph, needs = read_graph(toy.file), {"c": Estimate(memory={"small": 10})}
     took = {"c": measured}
     assert [] == too_large(graph, needs, lambda: None, measured, took)

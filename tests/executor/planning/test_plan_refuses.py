@@ -143,7 +143,7 @@ def arrow_set(folder: Path) -> None:
 SOURCES: list[tuple[str, Write, tuple[str, ...], str]] = [
     ("no file of the format", lambda folder: chat(folder / "a.jsonl", 1), ("ingest.format=csv",),
      'SOURCE: has no file that ends in .csv, .tsv (format = "csv")'),
-    ("nothing that is data", lambda folder: (folder / "a.jsonl.gz").write_bytes(gzip.compress(b"{}")), (),
+    ("nothing that is data", lambda folder: (folder / "a.tar.gz").write_bytes(gzip.compress(b"{}")), (),
      f"SOURCE: contains neither JSON, Parquet nor CSV files, no Arrow data set and no images; {REMEDY}"),
     ("two formats", two_formats, (),
      f"SOURCE: contains JSON files and Parquet files; {REMEDY}, or name one file"),
@@ -187,13 +187,18 @@ def test_an_unknown_sample_and_descriptions_that_lead_out_are_refused(capsys: py
 @pytest.mark.parametrize(
     ("name", "content", "overrides", "line"),
     [
-        ("a.gz", gzip.compress(b"{}"), (), "compressed; unpack it first"),
+        ("a.gz", gzip.compress(b"\0"), (), "compressed; unpack it first"),
+        ("a.jsonl.gz", gzip.compress(b"{}")[:-9], (),
+         "cannot be unpacked as gzip (Compressed file ended before the end-of-stream marker was reached); fetch it "
+         "again"),
+        ("a.pkl", b"\x80\x04.", (), "a pickle, which may run code when it is read; let SGLang write its requests with "
+         "--log-requests --log-requests-level 3 --log-requests-format json"),
         ("a.arrow", b"ARROW1", (), "a file of an Arrow data set; name the folder that `save_to_disk` wrote"),
         ("a.txt", b"words", (), f"neither JSON, Parquet nor CSV; {REMEDY}"),
         ("a.json", b"[]", ("-s", "ingest.format=arrow"), 'format = "arrow" reads a folder, but this is a file'),
     ],
-    ids=["compressed", "arrow", "text", "a file as a folder"],
-)
+    ids=["compressed", "a cut archive", "a pickle", "arrow", "text", "a file as a folder"],
+)  # fmt: skip
 def test_a_single_file_of_no_known_format_is_refused(
     capsys: pytest.CaptureFixture[str], here: Path, name: str, content: bytes, overrides: tuple[str, ...], line: str
 ) -> None:

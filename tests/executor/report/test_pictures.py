@@ -12,7 +12,8 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from dsl.pipeline import Copy
 from executor.report.page import panels_of
-from executor.report.pictures import Curve, curves_figure, embedded, graph_figure, shown_name
+from executor.report.pictures import MOST_PARTS, Curve, curves_figure, embedded, graph_figure, parts_figure, shown_name
+from ops.tools.diagnose.judgement import PartFigures
 
 EVIL = "$x_^{<script>alert(1)</script>}\x1b"
 
@@ -142,3 +143,28 @@ def test_metrics_of_the_same_kind_share_a_panel_and_a_lone_one_has_its_whole_nam
     assert {"a/x": ["a/x"]} == panels("a/x", "a/x_low", "a/x_high", "a/slot_01", "a/slot_02")
     assert ["val/tau", "train/loss", "train/lr"] == list(panels("train/lr", "train/grad_norm", "train/loss", "val/tau"))
     assert {} == panels_of({"a/x": [(1, 1.0)]})
+
+
+def part(label: str, **changes: Any) -> PartFigures:
+    given = {"tau": 3.0, "low": 2.0, "high": 4.5, "prompts": 4, "share": 0.5, "learnt": 0.25}
+    return PartFigures(label=label, **{**given, **changes})
+
+
+def test_tau_by_part_stands_above_the_shares_of_held_out_and_learnt_tokens() -> None:
+    tables = {"context": [part("below 1k", share=0.75), part("1k to 2k", tau=1.5, share=0.25, learnt=0.0)]}
+    above, below = parts_figure(tables).axes
+    assert [3.0, 1.5] == above.lines[0].get_ydata().tolist()
+    assert ["below 1k", "1k to 2k"] == [text.get_text() for text in below.get_xticklabels()]
+    assert [0.75, 0.25, 0.25, 0.0] == [bar.get_height() for bar in below.patches]
+    assert ["held out", "learnt"] == [text.get_text() for text in below.get_legend().get_texts()]
+    gone = {"kind": [part("text", learnt=None), part("call", learnt=None, low=None, high=None)]}
+    assert 2 == len(parts_figure(gone).axes[1].patches)
+
+
+def test_any_names_numbers_and_many_parts_are_drawn() -> None:
+    many = [part(f"{EVIL}{number}", share=1 / (number + 1)) for number in range(50)]
+    odd = [part("a", tau=math.inf, high=1e308), part("b", tau=math.nan, low=-math.inf, share=-1.0)]
+    figure = parts_figure({"group": many, "turn": odd})
+    assert "image/png" in embedded(figure, "tau")
+    labels = [text.get_text() for text in figure.axes[2].get_xticklabels() + figure.axes[1].get_xticklabels()]
+    assert MOST_PARTS <= len(labels) < 50

@@ -245,6 +245,28 @@ def test_what_diagnose_found_is_shown_for_the_draft_that_it_judged_alone(toy: To
     file.unlink()
 
 
+PART = {"tau": 2.0, "low": 1.5, "high": 2.5, "prompts": 8, "share": 0.5, "learnt": 0.0}
+OF_KINDS = {"context": [PART | {"label": "below 1k"}], "kind": [PART | {"label": name} for name in ("text", "call")]}
+
+
+def test_where_tau_is_lost_is_shown_as_one_picture_of_the_tables_with_several_parts(toy: Toy) -> None:
+    record = find_record(toy.store / "records", runs_of(toy)[0])
+    draft = {"node": "eval", "digest": record.state.nodes["eval"].digest, "findings": [], "parts": OF_KINDS}
+    file = record.folder / RESULT
+    file.write_text(json.dumps({"drafts": [draft]}))
+    assert ["text", "call"] == [part.label for part in kept(record)["eval"].parts["kind"]]
+    assert "Where tau is lost" in page(toy, record.run).text()
+    written = Path(toy.dflow("report", record.run).stdout.strip()).read_text("utf-8")
+    assert 1 == written.count("tau of eval by part of its prompts")
+    for parts in ({}, {"context": OF_KINDS["context"]}):
+        file.write_text(json.dumps({"drafts": [draft | {"parts": parts}]}))
+        assert "Where tau is lost" not in page(toy, record.run).text()
+    for wrong in ({"tau": "high"}, {"label": 3}, {"more": 1}):
+        file.write_text(json.dumps({"drafts": [draft | {"parts": {"kind": [PART | {"label": "text"} | wrong]}}]}))
+        assert {} == kept(record), wrong
+    file.unlink()
+
+
 def test_a_pipeline_that_only_trains_a_target_is_asked_nothing_about_a_draft(tmp_path: Path) -> None:
     toy = judged(tmp_path)
     ops = (

@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 from toy_ops import Toy
 
+from dsl.errors import ConfigError
+from dsl.read_toml import read_graph
+from executor.planning.preflight import check_space
+
 OPS = '''
 from attrs import frozen
+from dsl.errors import ConfigError
 from dsl.estimate import Estimate
-from dsl.op import op
+from dsl.op import field, op
 from toy import Text, count_call
 
 
@@ -46,6 +51,21 @@ class Use:
 def use(config, stage):
     count_call("use")
     (stage.out_dir / "text.txt").write_text("used")
+
+
+@op(version=1, run="measuring:use")
+@frozen(kw_only=True)
+class Estimated:
+    """As Use, but its estimate is what refuses the measured text, or has a bug."""
+    text: Text
+    measured: Text
+    has_bug: bool = field(default=False, help="whether it has a bug")
+    output = Text
+
+    def estimate(self, context):
+        if context.inputs["measured"] == "bad":
+            raise KeyError("layers") if self.has_bug else ConfigError("measured: too bad", "measured: and too long")
+        return Estimate()
 '''
 PIPELINE = """
 [pipeline]
@@ -124,3 +144,37 @@ def test_a_cached_artifact_that_is_found_in_the_middle_of_a_run_counts_as_well(t
 def test_what_fits_runs_to_the_end(toy: Toy) -> None:
     assert 0 == toy.dflow("run", str(toy.file), "-s", "source.text=good").returncode
     assert ["make", "measure", "upper", "use", "use", "upper"] == toy.calls()
+
+
+def test_what_an_op_refuses_in_its_estimate_ends_the_run_as_early(toy: Toy) -> None:
+    toy.file.write_text(PIPELINE.replace('[node.second]\nop = "use"', '[node.second]\nop = "estimated"'))
+    ended = toy.dflow("run", str(toy.file))
+    assert (1, ["make", "measure"]) == (ended.returncode, toy.calls())
+    expected = [*MISTAKES[:2], "node.second: measured: too bad", "node.second: measured: and too long"]
+    assert [True] * 4 == [mistake in ended.stderr for mistake in expected]
+    assert {"long": "pending", "first": "failed", "second": "failed"}.items() <= states(toy).items()
+
+
+def test_a_bug_in_an_estimate_fails_its_node_with_its_traceback_and_not_the_run(toy: Toy) -> None:
+    bug = '[node.first]\nop = "estimated"\nhas_bug = true'
+    toy.file.write_text(PIPELINE.replace('[node.first]\nop = "use"', bug))
+    ended = toy.dflow("run", str(toy.file), "--keep-going")
+    assert (1, ["make", "measure", "upper"]) == (ended.returncode, toy.calls())
+    assert {"long": "done", "first": "failed", "second": "failed", "after": "pending"}.items() <= states(toy).items()
+    failure = toy.state()["nodes"]["first"]["failure"]
+    assert ("KeyError: 'layers'", "code") == (failure["what"], failure["code"])
+    (log,) = toy.folder.rglob("first.log")
+    assert 'raise KeyError("layers") if self.has_bug' in log.read_text()
+    assert "measuring.py" in ended.stderr and MISTAKES[2] in ended.stderr
+    planned = toy.dflow("plan", str(toy.file))  # of which nothing is lost by its end
+    assert (1, True) == (planned.returncode, planned.stderr.endswith("KeyError: 'layers'\n"))
+
+
+def test_what_an_estimate_refuses_is_refused_at_the_latest_when_its_node_starts(toy: Toy) -> None:
+    toy.file.write_text(PIPELINE.replace('[node.second]\nop = "use"', '[node.second]\nop = "estimated"'))
+    graph = read_graph(toy.file)
+    made = toy.folder / "made"
+    made.mkdir()
+    (made / "text.txt").write_text("bad")
+    with pytest.raises(ConfigError, match=r"node\.second: measured: too bad\nnode\.second: measured: and too long"):
+        check_space(graph, "second", {"measured": made}, toy.folder)

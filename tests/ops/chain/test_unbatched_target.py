@@ -127,7 +127,7 @@ def greedy(target: TargetModel, images: ImageSamples, config: RegenerateAnswers)
     """The answer to each sample by the model alone: one text, without padding and without a cache."""
     model, prompts, found = Target.load(target), Prompts.load(config, target, images.path), {}
     for row in read_jsonl(images.path / "samples.jsonl"):
-        ids, start = prompts.sample(row, row["messages"][:1]).input_ids, 0
+        ids = prompts.sample({**row, "messages": row["messages"][:1]}).input_ids
         start = len(ids)
         while len(ids) < start + ANSWER and int(ids[-1]) not in model.eos_token_ids:
             with torch.no_grad():

@@ -6,6 +6,7 @@ import gzip
 import importlib.util
 import io
 import json
+import os
 from pathlib import Path
 
 import pyarrow
@@ -196,11 +197,76 @@ def test_mbpp_has_the_form_of_humaneval_and_no_words_around_it(tmp_path):
     assert [("2", "mbpp", "Write a function.", ())] == asked(Benchmark(file, prompt="z-lab"))
 
 
-def test_bfcl_is_refused_by_name(tmp_path):
-    row = {"id": "parallel_0", "question": [[{"role": "user", "content": "Play."}]], "function": [{"name": "play"}]}
-    with pytest.raises(DataError, match=r"parallel\.json: rows of BFCL, whose prompts come with tools"):
-        checked_rows(written(tmp_path, "parallel.json", [row]))
-    assert {} == evaluate_config(benchmark=str(tmp_path / "parallel.json")).external_files()
+PLAY = {"name": "play", "description": "Plays.", "parameters": {"type": "dict", "properties": {"n": {"type": "dict"}}}}
+
+
+def bfcl(id_: str, **more: object) -> dict[str, object]:
+    return {
+        "id": id_,
+        "question": [[{"role": "user", "content": "Play."}], [{"role": "user", "content": "Stop."}]],
+        **more,
+    }
+
+
+def test_rows_of_bfcl_are_asked_with_their_tools_and_by_their_first_turn_alone(tmp_path):
+    system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Play."}]
+    rows = [bfcl("a", function=[PLAY]), bfcl("b", function=PLAY) | {"question": [system]}]
+    benchmark = written(tmp_path, "BFCL_v4_parallel.json", rows)
+    found = checked_rows(benchmark)
+    assert [("a", "BFCL_v4_parallel", "Play.", ()), ("b", "BFCL_v4_parallel", "Play.", ())] == asked(benchmark)
+    for row in found:
+        [tool] = row.sample.tools
+        assert ("function", "play") == (tool["type"], tool["function"]["name"])
+        parameters = tool["function"]["parameters"]
+        assert ("object", "object") == (parameters["type"], parameters["properties"]["n"]["type"])
+
+
+def test_functions_of_bfcl_s_classes_are_read_beside_the_file_and_are_part_of_the_key(tmp_path):
+    functions = [{**PLAY, "name": name} for name in ("play", "stop", "later", "never")]
+    folder = tmp_path / "multi_turn_func_doc"
+    folder.mkdir()
+    (folder / "math_api.json").write_text("".join(json.dumps(each) + "\n" for each in functions))
+    more = {"missed_function": {"3": ["later"]}, "excluded_function": ["never"], "involved_classes": ["MathAPI"]}
+    benchmark = written(tmp_path, "BFCL_v4_multi_turn_miss_func.json", [bfcl("a", **more)])
+    [row] = checked_rows(benchmark)
+    assert ["play", "stop"] == [tool["function"]["name"] for tool in row.sample.tools]
+    named = evaluate_config(benchmark=str(benchmark.file)).external_files()
+    assert {"multi_turn_func_doc/math_api.json": folder / "math_api.json"} == named
+    (folder / "math_api.json").write_text(json.dumps(functions[0]))
+    os.utime(folder / "math_api.json", ns=(1, 1))
+    [row] = checked_rows(benchmark)
+    assert ["play"] == [tool["function"]["name"] for tool in row.sample.tools]
+
+
+@pytest.mark.parametrize(
+    ("row", "mistake"),
+    [
+        (bfcl("a", involved_classes=["TravelAPI"]), "travel_booking.json: no such file; copy BFCL's folder"),
+        (bfcl("a", involved_classes=["MemoryAPI"]), "the functions of MemoryAPI of BFCL depend on more than its files"),
+        (bfcl("a", function=[{"description": "?"}]), "a tool has no name"),
+        ({"id": "a", "question": [], "function": [PLAY]}, '"question" must be a list of turns'),
+        ({"id": "a", "question": [["Play."]], "function": [PLAY]}, "messages[0]: expected an object"),
+    ],
+)
+def test_a_broken_row_of_bfcl_is_named_by_file_and_line(tmp_path, row, mistake):
+    benchmark = written(tmp_path, "BFCL_v4_simple.json", [bfcl("first", function=[PLAY]), row])
+    with pytest.raises(DataError) as error:
+        checked_rows(benchmark)
+    assert mistake in str(error.value)
+    assert "BFCL_v4_simple.json:2: " in str(error.value)
+
+
+def test_the_files_in_the_package_bfcl_eval_are_read_where_they_lie():
+    folders = [Path(os.environ["DFLOW_BFCL"])] if "DFLOW_BFCL" in os.environ else []
+    if package := importlib.util.find_spec("bfcl_eval"):
+        folders = [Path(next(iter(package.submodule_search_locations))) / "data"]
+    if not folders:
+        pytest.skip("needs the package bfcl-eval, or its folder of data in DFLOW_BFCL")
+    counts = {"simple_python": 400, "parallel": 200, "live_multiple": 1053, "multi_turn_base": 200, "web_search": 100}
+    for name, count in counts.items():
+        rows = checked_rows(Benchmark(folders[0] / f"BFCL_v4_{name}.json"))
+        assert (count, f"BFCL_v4_{name}") == (len(rows), rows[0].category)
+        assert all(row.sample.tools and row.sample.turns[-1].role == "user" for row in rows)
 
 
 def test_a_form_that_is_named_holds_for_rows_with_keys_of_another(tmp_path):

@@ -279,7 +279,7 @@ def test_each_turn_is_asked_after_the_targets_own_plain_answers(draft, target, t
         assert report["tau"]["all"][part] == sum(tau[part] for tau in by_turn.values())
         assert report["tau"]["all"][part] == sum(tau[part] for tau in report["tau_by_group"].values())
     assert [by_turn["2"]["tau"]] == stage.metric("eval/tau_turn_2")
-    assert "tau_by_context_and_turn" in stage.figures
+    assert "tau_by_part" in stage.figures
     assert "tau_by_group" not in stage.figures  # that is the table of categories
     sections = {part.title: part for part in evaluate_sections(stage.out_dir) if isinstance(part.body, Table)}
     assert ["0", "1", "2"] == [row[0] for row in sections["tau by turn"].body.rows]
@@ -295,7 +295,7 @@ def test_only_the_first_turn_is_asked_on_request(draft, target, tokens, tmp_path
     report = read_json(stage.out_dir / "report.json")
     assert ("first", {"0"}) == (report["turns"], set(report["tau_by_turn"]))
     assert ["a", "b", "c"] == [row["id"] for row in read_jsonl(stage.out_dir / "prompts.jsonl")]
-    assert "tau_by_context_and_turn" not in stage.figures
+    assert "tau_by_part" not in stage.figures
 
 
 def test_a_conversation_that_was_stopped_between_turns_ends_with_the_same_bytes(draft, target, tokens, tmp_path):

@@ -122,7 +122,8 @@ def test_the_parts_of_tau_add_up_to_all_steps(stage):
     assert sum(steps) == sum(part["steps"] for part in report["tau_by_position"]) == sum(report["accepted_lengths"])
     assert report["tau"]["all"]["generated"] == sum(part["generated"] for part in report["tau_by_position"])
     for part in ("generated", "steps"):
-        assert report["tau"]["all"][part] == sum(tau[part] for tau in report["tau_by_context"].values())
+        for table in ("tau_by_context", "tau_by_kind"):
+            assert report["tau"]["all"][part] == sum(tau[part] for tau in report[table].values())
     mean = report["mean_of_prompts"]
     assert sum(row["tau"] for row in rows) / len(rows) == pytest.approx(mean["tau"])
     assert (len(rows), sum(steps)) == (mean["prompts"], mean["steps"])

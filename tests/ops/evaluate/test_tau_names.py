@@ -60,10 +60,18 @@ def test_no_figure_of_an_evaluation_takes_the_name_of_another(categories):
     turns = taus({"0", "1", "10"}, 7000)
     report = {"prompts": 3, "lossless": None, "tau": tau, "tau_random": by_chance, "acceptance_by_slot": []}
     temperatures = taus({"0", "0.7"}, 8000)
+    kinds = taus({"reasoning", "text", "call"}, 9000)
     report |= {"tau_by_context": contexts, "tau_by_turn": turns, "mean_of_prompts": PART}
-    report |= {"tau_by_temperature": temperatures}
+    report |= {"tau_by_temperature": temperatures, "tau_by_kind": kinds}
     logged = sorted(value for name, value in metrics(report, MEASURED).items() if name.startswith("eval/tau"))
-    rows = (*tau.values(), *by_chance.values(), *contexts.values(), *turns.values(), *temperatures.values())
+    rows = (
+        *tau.values(),
+        *by_chance.values(),
+        *contexts.values(),
+        *turns.values(),
+        *temperatures.values(),
+        *kinds.values(),
+    )
     expected = [value for row in rows for key, value in row.items() if key != "unclipped"]
     assert sorted([*expected, tau[ALL]["unclipped"]]) == logged
 
@@ -101,9 +109,16 @@ def test_the_names_of_usual_categories_are_plain():
 
 def test_the_parts_of_tau_have_names_that_sort_by_context_and_turn():
     parts = {"tau_by_context": {"00k": PART, "04k": PART}, "tau_by_turn": {"2": PART}, "tau_by_group": {"math": PART}}
+    parts |= {"tau_by_kind": {"call": PART}}
     report = {"prompts": 3, "lossless": None, "tau": {ALL: PART | {"unclipped": 1.0}}, "acceptance_by_slot": []}
     names = metrics(report | parts | {"mean_of_prompts": PART}, MEASURED)
-    wanted = {"eval/tau_context_00k", "eval/tau_context_04k", "eval/tau_turn_2", "eval/tau_group/math"}
+    wanted = {
+        "eval/tau_context_00k",
+        "eval/tau_context_04k",
+        "eval/tau_turn_2",
+        "eval/tau_group/math",
+        "eval/tau_kind_call",
+    }
     assert wanted | {"eval/tau_context_04k_low", "eval/tau_turn_2_high", "eval/mean_of_prompts"} <= names.keys()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from pathlib import Path
 
+import pyarrow
 import pytest
 from format_cases import png, write_csv
 from format_reading import TURNS, read
@@ -18,6 +21,30 @@ ROWS = [
     {"prompt": "Größe?", "completion": "Groß.", "id": "size", "system": "Be brief.", "label": "3"},
     {"prompt": "Why?"},
 ]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("name", ["data.csv", "data.tsv", "data.csv.gz", "data.tsv.zst"])
+def test_the_delimiter_is_the_one_with_which_the_first_line_names_columns(tmp_path, name, delimiter):
+    text = f'prompt{delimiter}completion{delimiter}id\n"a, b; c\t"{delimiter}"d{delimiter}e"{delimiter}x\n'.encode()
+    packed = {".gz": gzip.compress, ".zst": lambda raw: pyarrow.compress(raw, "zstd", asbytes=True)}
+    (tmp_path / name).write_bytes(packed.get(Path(name).suffix, bytes)(text))
+    _, [row], _ = read(tmp_path / name, tmp_path / "out")
+    said = [turn["content"][0]["text"] for turn in row["conversations"]]
+    assert ["x", "a, b; c\t", f"d{delimiter}e"] == [row["id"], *said]
+
+
+@pytest.mark.parametrize("written", [json.dumps, str], ids=["JSON", "as pandas writes it"])
+@pytest.mark.parametrize("key", ["messages", "conversations"])
+def test_turns_may_be_json_in_a_column(tmp_path, key, written):
+    _, expected, _ = read(write_jsonl(tmp_path, [{"messages": TURNS, "id": "1"}]), tmp_path / "json")
+    source = write_csv(tmp_path, [{"id": "1", key: written(TURNS)}])
+    assert expected == read(source, tmp_path / "csv")[1]
+
+
+def write_jsonl(folder, rows):
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "rows.jsonl"
 
 
 @pytest.mark.parametrize("name", ["data.csv", "data.tsv"])
@@ -50,10 +77,13 @@ def test_columns_are_the_keys_of_rows_and_an_empty_field_is_none(tmp_path, name)
         ("prompt,split\na,dev\n", "2: \"split\" must be one of train, val, test, got 'dev'"),
         ("prompt,prompt\na,b\n", '1: two columns are named "prompt"'),
         (
-            "prompt;completion\na;b\n",
-            '1: no list "messages" (or "conversations"), but "prompt;completion" (did you mean "completion"?); the '
-            "first line must name the columns, and it is prompt;completion",
+            "prompt|completion\na|b\n",
+            '1: no list "messages" (or "conversations"), but "prompt|completion" (did you mean "completion"?); the '
+            "first line must name the columns, and it is prompt|completion",
         ),
+        ("prompt;completion\na;b\nc\n", "3: 1 fields, and the first line names 2 columns"),
+        ("prompt\tcompletion\na\tb\tc\n", "2: 3 fields, and the first line names 2 columns"),
+        ('id,messages\n1,"[{"\n', '2: "messages" must be a list of turns, or its JSON: Expecting property name'),
         (
             "What is it?,A cat.\n",
             '1: no list "messages" (or "conversations"), "prompt", "instruction" with "output" (or',

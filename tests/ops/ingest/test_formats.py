@@ -286,7 +286,8 @@ def test_a_folder_that_tells_nothing_says_what_to_do(tmp_path, files, message):
     [
         ("a.bin", b"\x00\x01", "neither JSON, Parquet nor CSV; say which"),
         ("a.arrow", b"\xff\xff\xff\xff", "name the folder that `save_to_disk` wrote"),
-        ("a.jsonl.gz", b"\x1f\x8b\x08", "compressed; unpack it first"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08", "cannot be unpacked as gzip"),
+        ("a.zip", b"PK\x03\x04", "compressed; unpack it first"),
     ],
 )
 def test_a_file_that_tells_nothing_says_what_to_do(tmp_path, name, content, message):

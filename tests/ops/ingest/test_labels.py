@@ -9,6 +9,7 @@ from fake_stage import FakeStage
 from family_checkpoints import make_checkpoint
 from format_cases import png
 
+from dsl.errors import ConfigError, DataError
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, Samples, TargetModel
 from ops.ingest.op import Ingest
@@ -38,6 +39,23 @@ def labels(folder, samples, processor):
     stage = FakeStage(folder, {"samples": samples})
     tokenize_chat(TokenizeChat(samples=Ref("a"), processor=str(processor), min_loss_tokens=1), stage)
     return {row["id"]: row["label"] for row in read_jsonl(stage.out_dir / "samples.jsonl")}
+
+
+def test_another_field_of_the_rows_may_be_the_topic(tmp_path):
+    rows = [{"id": str(place), "messages": TURNS, "source": f"site {place}"} for place in range(2)]
+    rows.append({"id": "without", "messages": TURNS, "category": "math"})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"source": str(tmp_path / "rows.jsonl"), "val_fraction": 0.0, "test_fraction": 0.0}
+    samples = injected(tmp_path / "a", **options, group="source")
+    found = {row["id"]: row.get("topic") for row in read_jsonl(samples.path / "samples.jsonl")}
+    assert {"0": "site 0", "1": "site 1", "without": None} == found
+    samples = injected(tmp_path / "b", **options)
+    found = {row["id"]: row.get("topic") for row in read_jsonl(samples.path / "samples.jsonl")}
+    assert {"0": None, "1": None, "without": "math"} == found
+    with pytest.raises(DataError, match='group = "sorce": no sample has a text or an integer in such a field'):
+        injected(tmp_path / "c", **options, group="sorce")
+    with pytest.raises(ConfigError, match="group is for data of your own"):
+        Ingest(source="builtin:digits", group="source")
 
 
 KEPT = {"math": "math", " two words ": "two words", 7: "7"}

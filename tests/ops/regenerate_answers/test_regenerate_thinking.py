@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from attrs import frozen
+from chat_server import ChatServer, TinyModel
 from chat_templates import QWEN3, QWEN25_VL, QWEN35, marked, unmarked
 from fake_stage import FakeStage, folder_digest
 from family_checkpoints import make_checkpoint
-from regenerate_cases import answers_of, make_target, run, teach, turn
+from regenerate_cases import answers_of, make_target, run, run_endpoint, teach, turn
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
@@ -129,8 +130,8 @@ def test_a_thinking_target_is_asked_as_serving_would(thinker, tmp_path, thinking
     config = RegenerateAnswers(samples=Ref("a"), target=Ref("b"), enable_thinking=thinking)
     prompts = Prompts.load(config, target.artifact, tmp_path)
     for messages, _ in dialogues(name, thinking):
-        row = {"id": "a", "category": "text", "images": []}
-        assert target.prompt_ids(messages, thinking) == prompts.sample(row, messages).input_ids.tolist()
+        row = {"id": "a", "category": "text", "images": [], "messages": messages}
+        assert target.prompt_ids(messages, thinking) == prompts.sample(row).input_ids.tolist()
 
 
 @pytest.mark.parametrize("thinking", [True, False])
@@ -168,16 +169,38 @@ def test_of_several_turns_the_last_thought_alone_is_learnt(thinker, tmp_path):
     assert thought not in target.tokenizer.decode(sample.input_ids)
 
 
-def test_a_thought_that_was_cut_is_counted_and_dropped_on_demand(thinker, tmp_path, capsys):
+def test_a_thought_that_was_cut_is_learnt_as_it_was_generated(thinker, tmp_path):
     name, target = thinker
-    samples = single_turns(tmp_path / "in")
+    options = {"enable_thinking": True, "finish_reasons": ("stop", "length"), "drop_retokenised": True}
+    stage = run(tmp_path, single_turns(tmp_path / "in"), target.artifact, max_new_tokens=4, **options)
+    assert [0] == stage.metric("regenerate/retokenised_differently")
+    assert set(QUESTIONS) == set(answers_of(stage))
+    for contexts in ("whole", "served"):
+        made = stage.artifact(ImageSamples)
+        reader = tokenized(tmp_path / contexts, made, target.artifact, enable_thinking=True, contexts=contexts)
+        for index, record in enumerate(reader.records):
+            question, thought, answer = QUESTIONS[record["id"]]
+            expected = lesson(target, [turn("user", question)], written(name, True, thought, answer), True)
+            sample = reader.sample(index)
+            assert 4 == record["loss_tokens"] == int(sample.loss_mask.sum())
+            assert expected.input_ids[expected.loss_mask][:4].tolist() == sample.input_ids[sample.loss_mask].tolist()
+
+
+def test_a_thought_that_a_server_cut_is_counted_and_dropped_on_demand_where_it_tells_no_ids(thinker, tmp_path, capsys):
+    name, target = thinker
+    samples, model = single_turns(tmp_path / "in"), TinyModel(target.artifact)
     options = {"enable_thinking": True, "finish_reasons": ("stop", "length")}
+
+    def run(*arguments, **options):
+        with ChatServer(model) as server:
+            return run_endpoint(*arguments, server, **options)
+
     texts = {key: written(name, True, *said[1:]) for key, said in QUESTIONS.items()}
     thoughts = {key: len(target.tokenizer(text.split("</think>")[0])["input_ids"]) for key, text in texts.items()}
     shorter, longer = sorted(thoughts, key=thoughts.__getitem__)
     assert thoughts[shorter] + 2 <= thoughts[longer]
-    # Behind the shorter thought's end, and within the longer one.
-    stage = run(tmp_path / "all", samples, target.artifact, max_new_tokens=thoughts[shorter] + 2, **options)
+    # In the words behind the shorter thought, and in the blanks behind the longer one, which the template adds.
+    stage = run(tmp_path / "all", samples, target.artifact, max_new_tokens=thoughts[shorter] + 4, **options)
     assert {shorter, longer} == set(answers_of(stage))
     assert [1] == stage.metric("regenerate/retokenised_differently")
     said = capsys.readouterr().out
@@ -188,7 +211,7 @@ def test_a_thought_that_was_cut_is_counted_and_dropped_on_demand(thinker, tmp_pa
         tmp_path / "drop",
         samples,
         target.artifact,
-        max_new_tokens=thoughts[shorter] + 2,
+        max_new_tokens=thoughts[shorter] + 4,
         drop_retokenised=True,
         **options,
     )

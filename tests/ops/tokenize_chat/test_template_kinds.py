@@ -203,8 +203,8 @@ def judged(prompts: Prompts, written: str, *earlier: str) -> tuple[Answer, Conve
         conversation.take(Answer(text, "stop", 9))
     encode = prompts.encoder.processor.tokenizer.encode
     tokens = encode(written + "<|return|>", add_special_tokens=False)
-    answer = Answer(prompts.text(tokens[:-1]), "stop", len(tokens))
-    return conversation.judged(answer, lambda messages: prompts.gives(messages, tokens)), conversation
+    answer = Answer(prompts.text(tokens[:-1]), "stop", len(tokens), ids=tokens)
+    return conversation.judged(answer, lambda _: prompts.takes(answer.text, tokens)), conversation
 
 
 @pytest.mark.parametrize("written", [ANALYSIS + FINAL, FINAL], ids=["analysis", "final"])
@@ -214,7 +214,7 @@ def test_the_analysis_of_gpt_oss_is_kept_as_a_thought_and_gives_the_same_tokens(
     assert ("", False) == (answer.reason, answer.retokenised_differently)
     thought = "<think>It is round.\n\nSo a ball.</think>" if written != FINAL else ""
     assert thought + "A ball." == answer.text
-    sent = by_processor.sent(conversation.messages)
+    sent = by_processor.shown(conversation.messages)
     assert ["A cat."] * len(earlier) == [m["content"][0]["text"] for m in sent if m["role"] == "assistant"]
 
 

@@ -24,7 +24,6 @@ from ops.evaluate.prompts import read_benchmark
 from ops.ingest.sample import ToolCall, Turn
 from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.processor import load_processor
-from ops.regenerate_answers.conversations import HAS_TOOLS, Conversation
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.contexts import Context
 from ops.tokenize_chat.encode import ChatEncoder
@@ -271,9 +270,3 @@ def test_prompts_of_a_training_have_their_tools(tmp_path, folder, known):
     stage = tokenized(tmp_path, folder, written(tmp_path / "data", rows), TOOLS, prompts_only=True)
     [record] = [json.loads(line) for line in (stage.out_dir / "samples.jsonl").read_text().splitlines()]
     assert record["tokens"] == len(known.prompt([*ONE, say("user", "And Rome?")], tools=[W]))
-
-
-def test_samples_with_tools_are_not_answered_again():
-    row = {"id": "a", "messages": ONE, "tools": [W]}
-    conversation = Conversation(row)
-    assert (conversation.finished, conversation.reason) == (True, HAS_TOOLS)

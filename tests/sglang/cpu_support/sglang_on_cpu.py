@@ -11,13 +11,14 @@ from pathlib import Path
 
 import attention_patches
 import dflash_patches
+import fp8_patches
 import import_hooks
 import moe_patches
 import platform_patches
 import qwen35_patches
 
 FOLDER = Path(__file__).resolve().parent
-PATCHES = (platform_patches, attention_patches, dflash_patches, qwen35_patches, moe_patches)
+PATCHES = (platform_patches, attention_patches, dflash_patches, qwen35_patches, moe_patches, fp8_patches)
 
 
 def install(environment: MutableMapping[str, str]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fake_stage import FakeStage
 from PIL import Image
@@ -71,6 +73,30 @@ def write_samples(folder: Path, conversations: list[dict]) -> ImageSamples:
         )
     (folder / "samples.jsonl").write_text("".join(json_line(row) for row in rows), encoding="utf-8")
     return ImageSamples(path=folder, digest="d")
+
+
+SERVED = {"contexts": "served", "min_loss_tokens": 1, "vocab_size": 400, "workers": 1}
+
+
+def row(name: str, messages: list[dict[str, Any]], image: bytes | None = None, **more: Any) -> dict[str, Any]:
+    return {"name": name, "messages": messages, "image": image, "split": "train", **more}
+
+
+def write_rows(folder: Path, rows: Sequence[dict[str, Any]]) -> ImageSamples:
+    """The artifact of inject_images with these rows; an image stands at the start of the first message."""
+    samples = write_samples(folder, [])
+    packs = PackWriter(folder)
+    lines = []
+    for each in rows:
+        messages = list(each["messages"])
+        if each["image"]:
+            messages[0] = {**messages[0], "content": [{"type": "image"}, *messages[0]["content"]]}
+        images = [packs.add(each["image"])] if each["image"] else []
+        given = {key: value for key, value in each.items() if key not in ("name", "image", "messages")}
+        category = "image" if images else "text"
+        lines.append({"id": each["name"], "category": category, "messages": messages, "images": images, **given})
+    (folder / "samples.jsonl").write_text("".join(map(json_line, lines)), encoding="utf-8")
+    return samples
 
 
 def run_tokenize(folder: Path, samples: ImageSamples, **config) -> FakeStage:

@@ -198,7 +198,8 @@ class TinyModel:
             parts = [{"type": "text", "text": parts}] if isinstance(parts, str) else parts
             images += [part["image_url"]["url"] for part in parts if part["type"] == "image_url"]
             shown = [{"type": "image"} if part["type"] == "image_url" else part for part in parts]
-            messages.append({"role": message["role"], "content": shown})
+            text = message["content"] if not self.processor.sees else shown  # as templates without images take it
+            messages.append({"role": message["role"], "content": text})
         text = self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, **body.get("chat_template_kwargs", {})
         )

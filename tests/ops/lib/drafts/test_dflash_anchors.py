@@ -33,6 +33,19 @@ def test_the_tail_of_a_sequence_is_drawn_as_well():
     assert drawn == set(range(10, 29))
 
 
+@pytest.mark.parametrize(
+    "answers", [[(0, 131_072)], [(start + 3000, start + 4096) for start in range(0, 131_072, 4096)]]
+)
+def test_anchors_of_a_long_sample_are_spread_over_all_that_is_learnt(answers):
+    mask = torch.zeros(131_072, dtype=torch.bool)
+    for first, end in answers:
+        mask[first:end] = True
+    places = torch.tensor(eligible(mask.tolist()))
+    parts = torch.searchsorted(places, draw_anchors(mask, 512, seed=0, epoch=0, sample=0)) * 8 // len(places)
+    counts = torch.bincount(parts, minlength=8)
+    assert 8 == len(counts) and 0.6 * 64 < counts.min() and counts.max() < 1.4 * 64
+
+
 def test_anchors_depend_on_seed_epoch_and_sample():
     mask = torch.ones(200, dtype=torch.bool)
     keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 11, 1), (0, 1, 11)]

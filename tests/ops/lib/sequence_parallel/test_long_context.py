@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.long_context import QWEN3_8B, attended_share, rank_flops, rank_memory, tables
+from benchmarks.long_context import QWEN3_8B, rank_flops, tables
 from ops.lib.drafts.backbone.sizes import draft_parameters
+from ops.lib.drafts.backbone.step_memory import attended_share, rank_memory
 
 DOCS = Path(__file__).parents[4] / "docs" / "sequence_parallel.md"
 BEGIN, END = (

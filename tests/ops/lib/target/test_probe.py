@@ -36,18 +36,22 @@ from ops.lib.target.probed import (
     LENGTHS,
     MEASURED,
     PADDING,
+    PASSES,
     SPECULATION,
+    TOKENS,
     WEIGHTS,
     Check,
     Probe,
     kept_probes,
+    measured_turns,
     probe_of_copy,
+    shortened,
 )
 from ops.lib.target.sizes import context_length, rope_limit
 from ops.lib.target.small_copy import has_range, small_config, small_copy, with_floats
 from ops.lib.vision.family_config import QWEN, with_defaults
 from ops.load_target.op import LoadTarget
-from ops.load_target.plan import PASSES, TOKENS, measured_turns, missing_here, shortened
+from ops.load_target.plan import missing_here
 from ops.load_target.run import load_target
 from ops.load_target.show import report
 

@@ -186,6 +186,29 @@ def test_samples_are_what_the_processor_makes_of_the_whole_conversation(cases: A
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_answers_in_the_ids_that_were_generated_stand_behind_prompts_with_images(cases: Any, kind: str) -> None:
+    case = cases(kind)
+    if case.processor.blind:
+        pytest.skip(case.processor.blind)
+    encoder, tokenizer = case.encoder, case.processor.tokenizer
+    (messages, pictures), end = case.rows["two"], case.processor.eos_token_ids[0]
+    unusual = [token for letter in "It is red." for token in tokenizer.encode(letter, add_special_tokens=False)] + [end]
+    own = {"generated_ids": unusual, "tokenizer": encoder.vocabulary}
+    seen = load_each(range(2), lambda place: png(pictures[place]), case.processor)
+    generated = [message | own if message["role"] == "assistant" else message for message in messages]
+    [served] = encoder.serve_batch([generated], [()], ["a"], [()])
+    assert not isinstance(served, Unusable)
+    assert [(1,), (3,)] == [context.turns for context in served.contexts]  # the first is no history of the second
+    for context in served.contexts:
+        said = messages[: context.turns[0] + 1]
+        sample = with_seen("a", encoder.with_seen(said, (), encoder.encode_context(said, context), seen), seen)
+        prompt = prompt_sample("a", "image", said[:-1], seen, encoder)
+        assert [*prompt.input_ids.tolist(), *unusual] == sample.input_ids.tolist()
+        assert sample.prompt_tokens == prompt.prompt_tokens == len(sample.input_ids) - int(sample.loss_mask.sum())
+        assert sample.loss_mask[sample.prompt_tokens :].all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_features_and_log_probs_are_those_of_the_whole_model_alone_and_in_a_batch(cases: Any, kind: str) -> None:
     case = cases(kind)
     samples = list(case.samples.values())

@@ -1,0 +1,77 @@
+"""Rows of other columns than those of ops/ingest/rows.py, by the table `columns` of the config.
+
+The first row of a file must have all of them, or none: then the file is read as it is. A later row may lack one, as
+JSON leaves out what is null, if it is whole without it. Of the row's own texts only those stay that belong to the
+mapped ones: a "prompt" does beside a mapped "completion", and "messages" do not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsl.errors import shortened
+from ops.ingest.op import Columns
+from ops.ingest.row_forms import form_of, in_turns
+from ops.ingest.rows import ANSWERS, INPUTS, KEYS, TURNS, turns_mistake
+from ops.ingest.traffic import exchange, is_arrival
+
+FAMILIES = (
+    frozenset(TURNS),
+    *(frozenset((key, *answers, *(INPUTS if key == "instruction" else ()))) for key, answers in ANSWERS.items()),
+)
+TEXTS = frozenset().union(*FAMILIES)
+LISTED = 12  # columns that a message names
+Row = dict[str, Any]
+
+
+def applies(columns: Columns, row: Any) -> bool:
+    """Whether a file with this first row has the columns: it has one, or is in no form without them."""
+    if not isinstance(row, dict):
+        return True
+    return any(column in row for column in columns.given.values()) or not is_readable(row)
+
+
+def is_readable(row: Row) -> bool:
+    """Whether a row has turns without any mapping, or is a server's."""
+    if is_arrival(row) or exchange(row) is not None:
+        return True
+    turned, mistake = in_turns(row)
+    return not (mistake or turns_mistake(turned))
+
+
+def mapped(row: Row, columns: Columns, question: str, *, is_first: bool) -> tuple[Row, str]:
+    """The row with its columns under the keys that they are mapped to, and the mistake in it, "" for none.
+
+    question: of a mapped answer without a question.
+    """
+    given = columns.given
+    texts = TEXTS & given.keys()
+    kept = frozenset[str]().union(*(family for family in FAMILIES if family & texts)) if texts else TEXTS
+    others = {
+        key: value
+        for key, value in row.items()
+        if not (key in given or (key in KEYS and key in given.values()) or (key in TEXTS and key not in kept))
+        and not (key == "images" and "image" in given)
+    }
+    made = {**others, **{key: row[column] for key, column in given.items() if column in row}}
+    if "answer" in given and "question" not in {*given, *made}:
+        if asked := [key for key in ("prompt", "instruction") if row.get(key) and key not in given.values()]:
+            return (
+                row,
+                f'columns has "answer" without "question", and the row has "{asked[0]}": name that for one of them, '
+                f'question = "{asked[0]}"',
+            )
+        made["question"] = question
+    missing = {key: column for key, column in given.items() if column not in row}
+    if missing and (is_first or (form_of(made) is None and turns_mistake(made))):
+        return row, _missing(row, missing)
+    return made, ""
+
+
+def _missing(row: Row, missing: dict[str, str]) -> str:
+    own = [str(name) for name in row if name]
+    listed = ", ".join(own[:LISTED]) + (f", and {len(own) - LISTED} more" if len(own) > LISTED else "")
+    lacking = ", ".join(f'no column "{shortened(column)}" for "{key}"' for key, column in missing.items())
+    fixed = '; one question for all is `question = "..."` of the node itself' if "question" in missing else ""
+    remedy = "correct it, or write null where a row has none"
+    return f"columns: {lacking}; the row has {shortened(listed)}; {remedy}{fixed}"

@@ -1,0 +1,213 @@
+"""tau by kind of token, and every answer of held-out conversations asked in the context of a server."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+from agent_rows import with_template, write_agent_processor
+from agent_templates import EXTENDS
+from chat_samples import png, row, run_tokenize, write_rows
+from evaluate_cases import evaluate_config, make_draft, run_evaluate, small_draft
+from lively_target import make_lively
+
+from dsl.errors import DataError
+from ops.artifacts import TargetModel, TokenShards
+from ops.evaluate.op import Evaluate
+from ops.evaluate.prompts import Prompt
+from ops.evaluate.statistics import steps_of, tau_by
+from ops.evaluate.summary import Summary
+from ops.evaluate.turns import Answered, PromptResult
+from ops.lib.data.files import json_line, read_json, read_jsonl
+from ops.lib.data.token_shards import KINDS, TokenReader
+from ops.lib.drafts.decoding.decode import Decoded
+from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.target.model import Target
+from ops.lib.vision.processor import load_processor
+from ops.tokenize_chat.encode import ChatEncoder
+
+
+def say(role: str, text: str) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": text}]}
+
+
+TALK = [say("user", "Say one."), say("assistant", "One."), say("user", "Say two."), say("assistant", "Two.")]
+LONG = [*TALK, say("user", "And three?"), say("assistant", "Three, and that is all.")]
+SHORT = [say("user", "Hello"), say("assistant", "Hello!")]
+
+
+@pytest.fixture(scope="module")
+def lively(target, tmp_path_factory) -> TargetModel:
+    return make_lively(target, tmp_path_factory.mktemp("lively") / "target")
+
+
+@pytest.fixture(scope="module")
+def draft(lively, tmp_path_factory):
+    return make_draft(small_draft(Target.load(lively)), tmp_path_factory.mktemp("draft"))
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return [row("long", LONG), row("seen", TALK, png(28, 28)), row("short", SHORT)]
+
+
+@pytest.fixture(scope="module")
+def served(tokens, rows, tmp_path_factory) -> TokenShards:
+    folder = tmp_path_factory.mktemp("served")
+    samples = write_rows(folder / "in", [row("train", SHORT), *({**each, "split": "test"} for each in rows)])
+    options = {"processor": str(tokens.path / "processor"), "contexts": "served", "min_loss_tokens": 1}
+    return run_tokenize(folder, samples, max_dropped=0, **options).artifact(TokenShards)
+
+
+def test_every_answer_is_asked_behind_the_messages_before_it(served, rows):
+    reader = TokenReader(served, "test")
+    prompts = {prompt.id: prompt for prompt in Prompt.of_each_answer(reader)}
+    assert ["long/1", "long/2", "long/3", "seen/1", "seen/2", "short"] == list(prompts)
+    encoder = ChatEncoder(load_processor(str(served.path / "processor")))
+    for each in rows:
+        messages = [*each["messages"]]
+        if each["image"]:
+            messages[0] = {**messages[0], "content": [{"type": "image"}, *messages[0]["content"]]}
+        answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+        for turn, place in enumerate(answers):
+            prompt = prompts[f"{each['name']}/{turn + 1}" if len(answers) > 1 else each["name"]]
+            sample = prompt.sample()
+            ids = sample.prompt().input_ids
+            assert (turn, len(ids), len(ids)) == (prompt.turn, prompt.length, sample.prompt_tokens)
+            placeholder = reader.info["image_token_id"]
+            single = [
+                token
+                for token, before in zip(ids, [None, *ids], strict=False)
+                if token != before or token != placeholder
+            ]
+            assert encoder.prompt(messages[:place]).tolist() == [int(token) for token in single]
+
+
+def test_an_evaluation_of_each_answer_reports_all_turns(served, draft, lively, tmp_path):
+    stage = run_evaluate(
+        tmp_path, draft, lively, served, prompts="each", max_prompts=None, max_new_tokens=6, random_draft=False
+    )
+    report = read_json(stage.out_dir / "report.json")
+    assert (6, "every") == (report["prompts"], report["turns"])
+    assert {"0": 3, "1": 2, "2": 1} == {turn: tau["prompts"] for turn, tau in report["tau_by_turn"].items()}
+    assert {"errors": 0, "ties": 0} == report["lossless"]
+    for table in ("tau_by_turn", "tau_by_context", "tau_by_kind"):
+        for part in ("generated", "steps"):
+            assert report["tau"]["all"][part] == sum(tau[part] for tau in report[table].values())
+    asked = {line["id"]: line["prompt_tokens"] for line in read_jsonl(stage.out_dir / "prompts.jsonl")}
+    assert asked["long/1"] < asked["long/2"] < asked["long/3"]
+    last = run_evaluate(
+        tmp_path / "last", draft, lively, served, max_prompts=None, max_new_tokens=6, random_draft=False
+    )
+    lines = {line["id"]: line for line in read_jsonl(last.out_dir / "prompts.jsonl")}
+    assert {"long": asked["long/3"], "seen": asked["seen/2"], "short": asked["short"]} == {
+        name: line["prompt_tokens"] for name, line in lines.items()
+    }
+    assert {"0": 1, "1": 1, "2": 1} == {
+        turn: tau["prompts"] for turn, tau in read_json(last.out_dir / "report.json")["tau_by_turn"].items()
+    }
+
+
+def test_answers_of_one_conversation_in_several_samples_keep_their_turns(tokens, tmp_path):
+    """A template that shows only the last two messages: each answer has a context of its own."""
+    processor = tmp_path / "processor"
+    shutil.copytree(tokens.path / "processor", processor)
+    template = (
+        "{% for m in messages[-2:] if m.role != 'system' %}<|im_start|>{{ m.role }}\n{% for p in m.content %}"
+        "{{ p.text }}{% endfor %}{% if m.role == 'assistant' %}<|im_end|>{% endif %}\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    (tmp_path / "template").write_text(template)
+    samples = write_rows(tmp_path / "in", [row("train", SHORT), {**row("long", LONG), "split": "test"}])
+    options = {"processor": str(processor), "chat_template": str(tmp_path / "template"), "contexts": "served"}
+    tokens = run_tokenize(tmp_path, samples, min_loss_tokens=1, **options).artifact(TokenShards)
+    for make in (Prompt.held_out, Prompt.of_each_answer):
+        turns = {prompt.id: prompt.turn for prompt in make(TokenReader(tokens, "test"))}
+        assert {"long@1": 0, "long@2": 1, "long@3": 2} == turns
+
+
+def test_tokens_that_do_not_say_where_answers_begin_are_refused(tokens):
+    with pytest.raises(DataError, match='tokenise them with contexts = "served", or set prompts = "last"'):
+        Prompt.of_each_answer(TokenReader(tokens, "test"))
+
+
+def test_an_image_behind_an_earlier_answer_is_refused_by_name(tokens, tmp_path):
+    later = [*TALK[:2], {"role": "user", "content": [{"type": "image"}, *TALK[2]["content"]]}, TALK[3]]
+    rows = [row("train", SHORT), {**row("late", TALK, png(28, 28)), "split": "test"}]
+    samples = write_rows(tmp_path / "in", rows)
+    lines = [dict(line) for line in read_jsonl(tmp_path / "in" / "samples.jsonl")]
+    lines[1]["messages"] = later
+    (tmp_path / "in" / "samples.jsonl").write_text("".join(map(json_line, lines)), encoding="utf-8")
+    options = {"processor": str(tokens.path / "processor"), "contexts": "served", "min_loss_tokens": 1}
+    late = run_tokenize(tmp_path, samples, **options).artifact(TokenShards)
+    with pytest.raises(DataError, match="sample late has an image behind its first answer"):
+        Prompt.of_each_answer(TokenReader(late, "test"))
+    assert 1 == len(Prompt.held_out(TokenReader(late, "test")))
+
+
+def test_each_answer_needs_contexts_and_no_benchmark():
+    def above(*edges: str) -> dict[str, Any]:
+        return {"contexts": "whole"} if edges == ("tokens",) else {}
+
+    values = {"prompts": "each", "benchmark": None}
+    wrong = Evaluate.mistakes_with_nodes_above(values, above)
+    assert {"prompts": '"each" needs contexts = "served" in the node of tokens'} == wrong
+    assert {} == Evaluate.mistakes_with_nodes_above(values, lambda *_: {})
+    wrong = Evaluate.mistakes_with_nodes_above(values | {"benchmark": "a.jsonl"}, above)
+    assert "about the split" in wrong["prompts"]
+    assert {} == Evaluate.mistakes_with_nodes_above({"prompts": "last"}, above)
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory):
+    """The kinds of tokens of a target whose thoughts are in <think>, and the ids of a text."""
+    base = write_agent_processor(tmp_path_factory.mktemp("processor") / "base")
+    processor = with_template(base, EXTENDS, ["<|im_end|>"])
+    encoder = ChatEncoder(processor)
+    return encoder.kinds, lambda text: encoder.processor.tokenizer(text)["input_ids"]
+
+
+def test_tau_by_kind_equals_a_walk_through_the_tokens_and_adds_up_to_all(kinds):
+    kinds, ids_of = kinds
+    texts = [
+        "<think>I must ask. It says clear.</think>Sunny, 20 degrees.<tool_call>get_weather Paris</tool_call><|im_end|>",
+        "Rome: rain. Sunny, and again sunny.<|im_end|>",
+        "<think>It is a thought without an end and so on",
+    ]
+    block, answers = 4, []
+    for number, text in enumerate(texts):
+        ids, accepted = ids_of(text), []
+        while sum(accepted) + len(accepted) < len(ids) - 1:
+            accepted.append((len(accepted) + number) % block)
+        answers.append(Decoded(tuple(ids), accepted=tuple(accepted)))
+    of_tokens = [kinds.of(answer.tokens) for answer in answers]
+    config = evaluate_config(max_new_tokens=200)
+    prompts = [Prompt(f"{n}", f"{n}", "text", 10, False, lambda: None) for n in range(3)]
+    results = [
+        PromptResult(prompt.id, "text", answer, answer, None) for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    summary = Summary(
+        config=config,
+        use=DraftUse(target_layer_ids=(1,), mask_token_id=0, block_size=block),
+        trained_block_size=block,
+        answered=Answered(0.0, 2, prompts, results, [], []),
+        further=[],
+        kinds=of_tokens,
+        inputs={},
+        enable_thinking=None,
+    )
+    tables = summary.report()
+    slow: dict[str, list[int]] = {}
+    for answer, each in zip(answers, of_tokens, strict=True):
+        for anchor, tokens in steps_of(answer):
+            sums = slow.setdefault(KINDS[each[anchor]], [0, 0])
+            sums[0] += tokens
+            sums[1] += 1
+    assert {"reasoning", "text", "call"} == slow.keys()
+    assert slow == {kind: [tau["generated"], tau["steps"]] for kind, tau in tables["tau_by_kind"].items()}
+    assert sum(answer.generated for answer in answers) == sum(
+        tau["generated"] for tau in tables["tau_by_kind"].values()
+    )
+    every = tau_by(answers, lambda *_: "all", 10, 0)["all"]
+    assert every.steps == sum(tau["steps"] for tau in tables["tau_by_kind"].values())
