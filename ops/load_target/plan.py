@@ -20,11 +20,11 @@ from ops.lib.target.checkpoint_check import (
     template_notes,
 )
 from ops.lib.target.checkpoint_files import WEIGHTS
-from ops.lib.target.probed import free_memory, is_measured, measured_turns, shortened
+from ops.lib.target.probed import free_memory, is_measured, kept_probes, measured_turns, shortened
 from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes, mask_warning
-from ops.lib.vision.family_config import with_defaults
+from ops.lib.vision.family_config import is_qwen, with_defaults
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR, image_settings, lacks_image_processor
 from ops.load_target.op import LoadTarget
 
@@ -38,7 +38,8 @@ def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
     Raises DataError without a config.json that has the sizes.
     """
     if context.artifact is not None:
-        return Estimate(forecast=TargetForecast.made(context.artifact, context.identity))
+        made = TargetForecast.made(context.artifact, context.identity)
+        return Estimate(forecast=made, notes=() if is_qwen(made.config) else _found(context.artifact))
     directory = Path(config.checkpoint)
     found = find_config(config.checkpoint, config.revision, context.root)
     target = TargetForecast.of(found, directory, **_ids(config), identity=context.identity)
@@ -51,6 +52,16 @@ def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
     bound = "at most " if method_of(target.config) else ""  # what is quantised is known by the files only
     note = f"the download needs another {bound}{shown_bytes(size)} in Hugging Face's cache ({hub_cache()})"
     return Estimate(memory=memory, disk={"checkpoint": size}, notes=(note, *notes), forecast=target)
+
+
+def _found(artifact: Path) -> tuple[str, ...]:
+    """What load_target measured of a target in the store, in a sentence for each of its models."""
+    return tuple(
+        f"warning: {probe.refusal or probe.warning}"
+        if probe.failed
+        else f"measured on {probe.on}: all {len(probe.checks)} checks hold"
+        for probe in kept_probes(artifact)
+    )
 
 
 def _measuring(

@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from dsl.errors import DataError
+from dsl.estimate import PlanContext
+from dsl.launch import Launch
 from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json, write_json
 from ops.lib.forecasts import TargetStated
@@ -51,7 +53,7 @@ from ops.lib.target.sizes import context_length, rope_limit
 from ops.lib.target.small_copy import has_range, small_config, small_copy, with_floats
 from ops.lib.vision.family_config import QWEN, with_defaults
 from ops.load_target.op import LoadTarget
-from ops.load_target.plan import missing_here
+from ops.load_target.plan import estimate, missing_here
 from ops.load_target.run import load_target
 from ops.load_target.show import report
 
@@ -236,6 +238,9 @@ def test_a_target_without_its_layers_is_refused_and_one_that_cannot_verify_is_wa
     copied, weights = kept_probes(out)
     assert ("a copy", "the weights") == (copied.on, weights.on)
     assert ALL == [check.name for check in weights.checks] and () == weights.failed
+    context = PlanContext(launch=Launch(), inputs={}, artifact=out, root=tmp_path, free_disk=0, identity="0" * 64)
+    shown = estimate(LoadTarget(checkpoint=str(checkpoint)), context).notes
+    assert (f"warning: {copied.warning}", "measured on the weights: all 6 checks hold") == shown
     titles = [section.title for section in report(out)]
     assert ["target", "measured on a copy", "measured on the weights"] == titles
     assert "measurements.json" not in read_json(out / "target.json")
