@@ -83,10 +83,10 @@ def _measuring(
     weights = f"its weights, {shown_bytes(size)} in float32"
     if not is_loaded:
         weights += ", where half of the free memory holds them: here it does not"
-    notes = (f"measures what holds of the target on {' and on '.join([*copied, weights])} (docs/targets.md)",)
+    notes = [f"measures what holds of the target on {' and on '.join([*copied, weights])} (docs/targets.md)"]
     if is_loaded and not measured_turns(target.sizes.parameters, config.measure_minutes):
-        notes += (shortened(target.sizes.parameters, config.measure_minutes),)
-    return memory, notes
+        notes.append(shortened(target.sizes.parameters, config.measure_minutes))
+    return memory, tuple(notes)
 
 
 def _ids(config: LoadTarget) -> dict[str, Any]:
