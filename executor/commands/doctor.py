@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attrs import evolve
 
-from dsl.errors import ConfigError, PipelineError, StoreError
+from dsl.errors import ConfigError, DataError, PipelineError, StoreError
 from dsl.finding import Finding, Level
 from dsl.launch import OWN_CLUSTER, Machine
 from dsl.read_toml import read_graph, tracking_uri_of
@@ -64,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         metavar="CHECKPOINT",
-        help="instead measure what holds of a checkpoint directory or a known model id, on a small random copy",
+        help="instead measure what holds of a checkpoint directory or a model id, on a small random copy of its "
+        "config.json; no other file is needed",
     )
     parser.add_argument(
         "--full",
@@ -246,18 +247,24 @@ def _rebuilt_by(records: Sequence[Record], digest: str) -> str:
 def _probe_target(options: argparse.Namespace) -> int:
     """Measure a small random copy of a target, in a process of its own, and print each check."""
     from ops.lib.target.probed import probe_of_copy
-    from ops.tools.init.target import read_target
+    from ops.tools.init.target import measured_config
 
-    config = read_target(options.target).config
+    config, mistakes = measured_config(options.target)
+    kind = config.get("model_type")
     with Activity() as activity:
         activity.status("measuring a small random copy of the target")
-        probe = probe_of_copy(config)
+        try:
+            probe = probe_of_copy(config)
+        except DataError as error:
+            raise DataError(f"{options.target}: nothing was measured on a copy: {error}") from error
     if options.json:
-        print_json({"model_type": config["model_type"], **probe.to_json()})
+        print_json({"model_type": kind, **probe.to_json(), "notes": mistakes})
     else:
-        print_lines(f"{options.target}: {config['model_type']}, measured on {probe.on}")
+        print_lines(f"{options.target}: {kind}, measured on {probe.on}")
         for name, result, what in probe.rows():
             print_lines(f"{name:12} {result:6} {what}")
+        for mistake in mistakes:
+            print_lines(f"note: a run would refuse it: {mistake}")
     return OK if probe.is_usable else FAILED
 
 

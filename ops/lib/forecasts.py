@@ -127,9 +127,9 @@ class TargetStated:
 
     @property
     def _probe(self) -> Probe | None:
-        """What load_target measured last, of the weights if it could; None where that is not heeded."""
+        """What load_target measured last with all checks, of the weights if it could; None where that is not heeded."""
         probes = kept_probes(self.folder) if self.folder is not None and not is_qwen(self.config) else []
-        return probes[-1] if probes else None
+        return next((probe for probe in reversed(probes) if probe.is_whole), None)
 
     @property
     def info(self) -> dict[str, int]:

@@ -50,6 +50,14 @@ class LoadTarget:
         help='a day ("2026-01-31") that the chat template writes in the place of today\'s, in all later nodes and in '
         "serving; default: 2024-07-26 in all later nodes, and today's in serving",
     )
+    measure_minutes: float = field(
+        default=30.0,
+        neutral=True,
+        validator=validators.ge(0),
+        help="the longest time for measuring the weights on the CPU, by an estimate; if all checks take longer, only "
+        "layers, head and embedding are measured on them. Does not affect caching: a target that is in the store keeps "
+        "its measurements",
+    )
     embed_key: str | None = field(
         default=None, help="name of the embedding's tensor in the checkpoint's files; default: detected"
     )

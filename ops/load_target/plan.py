@@ -21,11 +21,11 @@ from ops.lib.target.checkpoint_check import (
     template_notes,
 )
 from ops.lib.target.checkpoint_files import WEIGHTS
-from ops.lib.target.probed import is_measured
+from ops.lib.target.probed import is_measured, kept_probes, measured_turns, shortened
 from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes, mask_warning
-from ops.lib.vision.family_config import with_defaults
+from ops.lib.vision.family_config import is_qwen, with_defaults
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR, image_settings, lacks_image_processor
 from ops.load_target.op import LoadTarget
 
@@ -39,11 +39,12 @@ def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
     Raises DataError without a config.json that has the sizes.
     """
     if context.artifact is not None:
-        return Estimate(forecast=TargetForecast.made(context.artifact, context.identity))
+        made = TargetForecast.made(context.artifact, context.identity)
+        return Estimate(forecast=made, notes=() if is_qwen(made.config) else _found(context.artifact))
     directory = Path(config.checkpoint)
     found = find_config(config.checkpoint, config.revision, context.root)
     target = TargetForecast.of(found, directory, **_ids(config), identity=context.identity)
-    memory, notes = _measuring(target, directory if directory.is_dir() else None)
+    memory, notes = _measuring(config, target, directory if directory.is_dir() else None)
     if directory.is_dir():
         size = sum(file.stat().st_size for pattern in WEIGHTS for file in directory.glob(pattern))
         notes = (*notes, *_notes(config))
@@ -54,7 +55,19 @@ def estimate(config: LoadTarget, context: PlanContext) -> Estimate:
     return Estimate(memory=memory, disk={"checkpoint": size}, notes=(note, *notes), forecast=target)
 
 
-def _measuring(target: TargetForecast, directory: Path | None) -> tuple[dict[str, int], tuple[str, ...]]:
+def _found(artifact: Path) -> tuple[str, ...]:
+    """What load_target measured of a target in the store, in a sentence for each of its models."""
+    return tuple(
+        f"warning: {probe.refusal or probe.warning}"
+        if probe.failed
+        else f"measured on {probe.on}: all {len(probe.checks)} checks hold"
+        for probe in kept_probes(artifact)
+    )
+
+
+def _measuring(
+    config: LoadTarget, target: TargetForecast, directory: Path | None
+) -> tuple[dict[str, int], tuple[str, ...]]:
     """What load_target loads to measure the target: the memory by part, and for LARGE weights a sentence.
 
     directory: None for a model id.
@@ -71,7 +84,10 @@ def _measuring(target: TargetForecast, directory: Path | None) -> tuple[dict[str
     weights = f"its weights, {shown_bytes(size)} in float32"
     if not is_loaded:
         weights += ", where half of the free memory holds them: here it does not"
-    return memory, (f"measures what holds of the target on {' and on '.join([*copied, weights])} (docs/targets.md)",)
+    notes = [f"measures what holds of the target on {' and on '.join([*copied, weights])} (docs/targets.md)"]
+    if is_loaded and not measured_turns(target.sizes.parameters, config.measure_minutes):
+        notes.append(shortened(target.sizes.parameters, config.measure_minutes))
+    return memory, tuple(notes)
 
 
 def _ids(config: LoadTarget) -> dict[str, Any]:

@@ -16,7 +16,15 @@ from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
 from ops.lib.target.model import Target, complete_config, describe_target, read_config, write_target_json
 from ops.lib.target.probe import probe_config, probe_weights
-from ops.lib.target.probed import COPY, MEASURED, WEIGHTS, Probe, is_measured
+from ops.lib.target.probed import (
+    COPY,
+    MEASURED,
+    WEIGHTS,
+    Probe,
+    is_measured,
+    measured_turns,
+    shortened,
+)
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.target.token_ids import mask_warning
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template
@@ -53,7 +61,7 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
         stage.warn(warning)
     if not Path(config.checkpoint).is_dir():  # a path is content, not a name
         info |= {"model_id": config.checkpoint, "revision": config.revision}
-    probes = _probe(directory, info, stage)
+    probes = _probe(directory, info, config.measure_minutes, stage)
     copy_files(directory, stage.out_dir / "model", patterns(trust))
     if chat_template is not None:
         replace_chat_template(stage.out_dir / "model", chat_template)
@@ -62,9 +70,10 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     write_json(stage.out_dir / MEASURED, {"probes": [probe.to_json() for probe in probes]})
 
 
-def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe]:
+def _probe(directory: Path, info: Mapping[str, Any], minutes: float, stage: Stage) -> list[Probe]:
     """Measure what holds of the target, on a small copy and, where half of the free memory holds them, on its weights.
 
+    minutes: the longest time for the weights; if all checks take longer, only some run on them.
     Raises DataError for a target with which nothing works, by its weights if they are measured. Qwen's families are
     tested: of them, and of what else does not hold, it warns.
     """
@@ -76,13 +85,18 @@ def _probe(directory: Path, info: Mapping[str, Any], stage: Stage) -> list[Probe
             probes.append(probe_config(config))
     except DataError as error:
         stage.info(f"only the weights are measured: {error}")
-    size = sizes_in(directory, config).parameters * ITEM_SIZES["float32"]
+    parameters = sizes_in(directory, config).parameters
+    size = parameters * ITEM_SIZES["float32"]
     if mistake := running_mistake(config, directory):
         stage.info(f"the weights are not measured: {mistake}")
     elif is_measured(size, free_memory()):
         stage.info(f"measuring {WEIGHTS} of the target, {shown_bytes(size)} in float32")
+        turns = measured_turns(parameters, minutes)
+        if not turns:
+            say = stage.info if probes or is_qwen(config) else stage.warn
+            say(shortened(parameters, minutes))
         try:
-            probes.append(probe_weights(Target.from_directory(directory, info), probes[0] if probes else None))
+            probes.append(probe_weights(Target.from_directory(directory, info), probes[0] if probes else None, turns))
         except DataError as error:
             if not is_qwen(config):
                 raise

@@ -46,6 +46,7 @@ from ops.lib.target.probed import (
     LENGTHS,
     PADDING,
     SPECULATION,
+    TURNS,
     WEIGHTS,
     Check,
     Probe,
@@ -60,7 +61,6 @@ TOLERANCE = 1e-3  # of the largest value: float32 rounds by 1e-6, and a wrong ma
 BLOCK, ANSWER = 4, 11
 PROMPTS = (9, 14)  # tokens
 RANGE = 11  # of a copy's RoPE, between both
-TURNS = 3  # of texts
 
 
 def probe_config(config: Mapping[str, Any]) -> Probe:
@@ -87,14 +87,15 @@ def _probe_copy(config: Mapping[str, Any], seed: int = 0, dtype: torch.dtype = t
     return evolve(probe, checks=(*probe.checks, check))
 
 
-def probe_weights(target: Target, copy: Probe | None) -> Probe:
-    """Probe a loaded target on its weights. copy: the probe of its small copy, if one was made.
+def probe_weights(target: Target, copy: Probe | None, turns: int = TURNS) -> Probe:
+    """Probe a loaded target on its weights. copy: the probe of its small copy, if one was made. turns: how often it may
+    be probed, at most TURNS; with none, only its layers, head and embedding are, which takes a tenth of a turn.
 
     What fails on the weights only may be two experts that are nearly alike for one token, which rounding exchanges:
     other texts say whether it was that.
     """
-    probe = probe_target(target)
-    for turn in range(1, TURNS):
+    probe = probe_target(target, is_whole=turns > 0)
+    for turn in range(1, turns):
         if copy is None or probe.failed_names <= copy.failed_names or probe.refusal:
             break
         again = probe_target(target, turn=turn)
@@ -104,16 +105,19 @@ def probe_weights(target: Target, copy: Probe | None) -> Probe:
 
 
 @torch.inference_mode()
-def probe_target(target: Target, on: str = WEIGHTS, turn: int = 0) -> Probe:
-    """Probe a loaded target. on: which weights it has, in words; turn: which texts, below TURNS."""
+def probe_target(target: Target, on: str = WEIGHTS, turn: int = 0, is_whole: bool = True) -> Probe:
+    """Probe a loaded target. on: which weights it has, in words; turn: which texts, below TURNS; is_whole: whether the
+    checks that take long are tried, of padding, blocks and speculation.
+    """
     begun = time.perf_counter()
     texts = _texts(target, turn)
     checks = [_tried(LAYERS, lambda: _layers(target, texts[1]))]
     if checks[0].holds:
         checks.append(_tried(HEAD, lambda: _head(target, texts[1])))
         checks.append(_tried(EMBEDDING, lambda: _embedding(target, texts[1])))
-        checks.append(_tried(PADDING, lambda: _padding(target, texts)))
-        checks += _verified(target, texts)
+        if is_whole:
+            checks.append(_tried(PADDING, lambda: _padding(target, texts)))
+            checks += _verified(target, texts)
     return Probe(on, tuple(checks), time.perf_counter() - begun)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,6 +38,10 @@ LEFT = {  # what is still possible where a check fails
     SPECULATION: NOT_EVALUATED,
     LENGTHS: "only texts within that range are right",
 }
+TURNS = 3  # of texts with which weights are tried, at most
+# Of one turn of all checks on the weights: passes of the model, and their tokens together.
+PASSES, TOKENS = 65, 700
+READ, COMPUTED = 1e10, 1e10  # bytes in a second, and operations of a core: of a slow machine
 NEEDED = (LAYERS, HEAD)  # without which a target is refused
 
 
@@ -87,6 +92,11 @@ class Probe:
     @property
     def failed(self) -> tuple[Check, ...]:
         return tuple(check for check in self.checks if not check.holds)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether drafts were verified with it; of weights that would take too long they are not."""
+        return any(check.name == SPECULATION for check in self.checks)
 
     @property
     def is_usable(self) -> bool:
@@ -167,3 +177,23 @@ def kept_probes(folder: Path) -> list[Probe]:
 def is_measured(size: int, free: int) -> bool:
     """Whether so many bytes of weights in float32 are loaded to measure them. free: bytes of the machine's memory."""
     return size < free / 2
+
+
+def measured_turns(parameters: int, minutes: float) -> int:
+    """How often all checks can run on the weights within so many minutes, by an estimate; at most TURNS."""
+    return min(TURNS, int(minutes / turn_minutes(parameters)))
+
+
+def turn_minutes(parameters: int) -> float:
+    """About how long all checks take on the weights in float32, by what a pass reads and what a token computes."""
+    cores = len(os.sched_getaffinity(0))
+    return parameters * (PASSES * 4 / READ + TOKENS * 2 / (COMPUTED * cores)) / 60
+
+
+def shortened(parameters: int, minutes: float) -> str:
+    """What is measured of the weights where `measured_turns` is 0, and how to measure the rest."""
+    return (
+        f"of its weights only layers, head and embedding are measured: all checks take about "
+        f"{turn_minutes(parameters):,.0f} minutes on this CPU, and measure_minutes of load_target is {minutes:g}; set "
+        "it higher to measure padding, blocks and speculation on them too"
+    )

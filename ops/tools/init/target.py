@@ -22,7 +22,7 @@ from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
 from ops.lib.vision.family_config import BY_TORCHVISION, is_qwen, sees_by_name
 from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_limits
-from ops.load_target.plan import TARGETS, dtype_of, find_config
+from ops.load_target.plan import TARGETS, dtype_of, find_config, hub_cache, snapshot
 
 PAPER_LAYERS = 5  # of the paper
 LARGE = (2048, 1024)  # pixels of the sides of a picture by which tokens of images are counted
@@ -127,7 +127,7 @@ def read_target(checkpoint: str) -> Target:
             pixel_limits=pixel_limits(*image_settings(directory)),
             thinks=_thinks(directory),
         )
-    known = {path.parent.relative_to(TARGETS).as_posix(): path.stem for path in TARGETS.glob("*/*/*.json")}
+    known = _known()
     if checkpoint not in known:
         listed = ", ".join(sorted(known))
         raise DataError(
@@ -143,6 +143,32 @@ def read_target(checkpoint: str) -> Target:
         pixel_limits={},
         thinks=checkpoint in THINKING,
     )
+
+
+def _known() -> dict[str, str]:
+    """The model ids whose config.json dflow includes, with their commits."""
+    return {path.parent.relative_to(TARGETS).as_posix(): path.stem for path in TARGETS.glob("*/*/*.json")}
+
+
+def measured_config(checkpoint: str) -> tuple[dict[str, Any], list[str]]:
+    """The config.json of which a small copy is made, and what the directory lacks or has wrong besides.
+
+    checkpoint: a directory, or a model id whose config.json dflow includes or Hugging Face's cache holds, in the commit
+    that came last. Nothing is downloaded. Raises DataError where there is no config.json.
+    """
+    directory = Path(checkpoint)
+    if directory.exists():
+        return find_config(checkpoint, None, Path()), checkpoint_mistakes(directory)
+    known = _known()
+    cached = sorted(snapshot(checkpoint, "").glob("*/config.json"), key=lambda file: file.lstat().st_mtime)
+    revision = known.get(checkpoint) or (cached[-1].parent.name if cached else None)
+    if revision is None:
+        raise DataError(
+            f"--target {checkpoint}: no such directory, and no config.json of such a model id: dflow includes those of "
+            f"{', '.join(sorted(known))}, and looked into Hugging Face's cache ({hub_cache()}). Put the model's "
+            "config.json into a directory, and name that; no other file is needed"
+        )
+    return find_config(checkpoint, revision, Path()), []
 
 
 @frozen

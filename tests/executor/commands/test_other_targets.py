@@ -123,6 +123,37 @@ def test_a_model_without_its_layers_is_refused_by_init_and_its_first_stage_and_d
     assert "choose another target: docs/targets.md" in said and "setting named in the message" not in said
 
 
+def test_doctor_measures_by_a_config_alone_and_notes_what_is_missing(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = any_checkpoint("llama", project / "target")
+    for file in target.iterdir():
+        if file.name != "config.json":
+            file.unlink()
+    assert 0 == main(["doctor", "--target", str(target)])
+    said = capsys.readouterr().out
+    assert 6 == said.count(" holds ") and "note: a run would refuse it: " in said and "*.safetensors" in said
+    monkeypatch.setenv("HF_HUB_CACHE", str(project / "hub"))
+    assert 1 == main(["doctor", "--target", "owner/name"])
+    assert "Put the model's config.json into a directory, and name that" in " ".join(capsys.readouterr().err.split())
+    commit = project / "hub" / "models--owner--name" / "snapshots" / ("a" * 40)
+    commit.mkdir(parents=True)
+    (target / "config.json").rename(commit / "config.json")
+    assert 0 == main(["doctor", "--target", "owner/name", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert ("llama", []) == (found["model_type"], found["notes"])
+    assert 1 == main(["doctor", "--target", str(target)])
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_doctor_says_that_nothing_was_measured(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "config.json").write_text('{"model_type": "reformer"}')
+    assert 1 == main(["doctor", "--target", str(project)])
+    said = " ".join(capsys.readouterr().err.split())
+    assert "nothing was measured on a copy: no small copy of this reformer can be made: " in said
+    assert "Traceback" not in said
+
+
 def test_init_leaves_out_what_cannot_run_where_a_draft_is_not_verified(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

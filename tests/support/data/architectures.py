@@ -84,6 +84,8 @@ OTHERS = (
     *("biogpt", "glm_moe_dsa", "youtu", "qwen3_5_text", "qwen3_5", "qwen3_vl", "qwen3_vl_moe"),
     *("granitemoehybrid", "bamba", "kimi_k2"),
 )
+# Those of which only the probe is tried: language models of targets that see images, and two of texts.
+PROBED = ("llava", "llava_next", "llava_onevision", "internvl", "mistral3", "qwen2_vl", "glm4v", "lfm2_moe", "nemotron")
 # Their first states are not rows of the embedding times a scale, which is what a draft of theirs gets all the same.
 OTHER_ROWS = {"nanochat": "they are normalised", "opt": "positions are added", "biogpt": "positions are added"}
 # The first check that fails, and a part of its sentence.

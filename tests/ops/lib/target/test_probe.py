@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 import torch
 from any_targets import any_checkpoint
-from architectures import NOT, OFTEN, OTHER_ROWS, OTHERS, PUBLISHED, config_of
+from architectures import NOT, OFTEN, OTHER_ROWS, OTHERS, PROBED, PUBLISHED, config_of
 from fake_stage import FakeStage
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from dsl.errors import DataError
+from dsl.estimate import PlanContext
+from dsl.launch import Launch
 from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json, write_json
+from ops.lib.forecasts import TargetStated
 from ops.lib.target import probe as probes
 from ops.lib.target.cache import Rows
 from ops.lib.target.cache_trial import ordinary_tokens, sample_of
@@ -35,18 +38,22 @@ from ops.lib.target.probed import (
     LENGTHS,
     MEASURED,
     PADDING,
+    PASSES,
     SPECULATION,
+    TOKENS,
     WEIGHTS,
     Check,
     Probe,
     kept_probes,
+    measured_turns,
     probe_of_copy,
+    shortened,
 )
 from ops.lib.target.sizes import context_length, rope_limit
 from ops.lib.target.small_copy import has_range, small_config, small_copy, with_floats
 from ops.lib.vision.family_config import QWEN, with_defaults
 from ops.load_target.op import LoadTarget
-from ops.load_target.plan import missing_here
+from ops.load_target.plan import estimate, missing_here
 from ops.load_target.run import load_target
 from ops.load_target.show import report
 
@@ -65,7 +72,7 @@ def test_all_of_an_architecture_holds(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", [*OTHERS, *PROBED])
 def test_all_of_another_architecture_holds_or_only_its_embedding_is_another(kind: str) -> None:
     assert [EMBEDDING] * (kind in OTHER_ROWS) == failures(kind)
 
@@ -231,6 +238,9 @@ def test_a_target_without_its_layers_is_refused_and_one_that_cannot_verify_is_wa
     copied, weights = kept_probes(out)
     assert ("a copy", "the weights") == (copied.on, weights.on)
     assert ALL == [check.name for check in weights.checks] and () == weights.failed
+    context = PlanContext(launch=Launch(), inputs={}, artifact=out, root=tmp_path, free_disk=0, identity="0" * 64)
+    shown = estimate(LoadTarget(checkpoint=str(checkpoint)), context).notes
+    assert (f"warning: {copied.warning}", "measured on the weights: all 6 checks hold") == shown
     titles = [section.title for section in report(out)]
     assert ["target", "measured on a copy", "measured on the weights"] == titles
     assert "measurements.json" not in read_json(out / "target.json")
@@ -260,6 +270,34 @@ def test_weights_of_which_more_fails_than_of_the_copy_are_tried_with_other_texts
     assert ([] if holds else [BLOCKS]) == [check.name for check in probe.failed]
     assert tried == len(texts) == len({tuple(text) for text in texts})
     assert WEIGHTS == probe.on
+
+
+def test_weights_that_take_too_long_are_tried_in_part_and_the_copy_is_heeded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = any_checkpoint("llama", tmp_path / "llama")
+    monkeypatch.setattr("ops.load_target.run.probe_config", lambda _config: BROKEN)
+    stage = FakeStage(tmp_path / "stage", {})
+    load_target(LoadTarget(checkpoint=str(checkpoint), measure_minutes=0), stage)
+    said = "of its weights only layers, head and embedding are measured: all checks take about 0 minutes"
+    assert f"info: {said}" in capsys.readouterr().out
+    copy, weights = kept_probes(tmp_path / "stage" / "out")
+    assert [LAYERS, HEAD, EMBEDDING] == [check.name for check in weights.checks] and () == weights.failed
+    found = TargetStated.read(tmp_path / "stage" / "out", "0" * 64)
+    assert copy.unverified == found.unverified != ""
+
+
+def test_the_time_of_a_turn_covers_its_passes_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = small_copy(config_of("gemma2"))
+    tokens: list[int] = []
+    target.model.get_decoder().layers[0].register_forward_pre_hook(
+        lambda _layer, args: tokens.append(args[0].shape[0] * args[0].shape[1])
+    )
+    assert () == probe_target(target).failed
+    assert PASSES * 0.7 < len(tokens) <= PASSES and TOKENS * 0.7 < sum(tokens) <= TOKENS
+    monkeypatch.setattr("os.sched_getaffinity", lambda _process: {0, 1})
+    assert [3, 1, 0] == [measured_turns(size, 30) for size in (1_000_000_000, 15_000_000_000, 70_000_000_000)]
+    assert "all checks take about 112 minutes on this CPU" in shortened(70_000_000_000, 30)
 
 
 def test_weights_that_are_no_target_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
