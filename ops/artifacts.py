@@ -99,9 +99,11 @@ class TargetModel(Artifact):
     model/          config.json, model*.safetensors and the processor's files
     target.json     {"model_type", "vision": bool, "vocab_size", "hidden_size", "num_layers", "mask_token_id",
                     "eos_token_ids", "embed_key", "lm_head_key", "tied": bool,
-                    "trust_remote_code": bool}; "model_id" and "revision" as well, where it came by a model id
+                    "trust_remote_code": bool}; "model_id" and "revision" as well, where it came by a model id, and
+                    "fails": [check], where a check of a model that is not Qwen's fails
     metrics.json    what was measured while it was made, e.g. {"accuracy": 0.95}; may be {}
-    measurements.json  of load_target: {"probes": [{"on", "checks", "seconds"}]}, what holds of it (outside the digest)
+    measurements.json  {"probes": [{"on", "checks", "seconds"}]}, what holds of it, with all words and differences
+                    (outside the digest)
     """
 
     required_files = ("model/config.json", "target.json")

@@ -22,7 +22,7 @@ from attrs import Factory, define
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dsl.errors import StopRequested
+from dsl.errors import DataError, StopRequested
 from dsl.op import op_of
 from dsl.stage import Stage
 from ops.finetune_vlm.batches import Order, passes_of_rank
@@ -36,12 +36,15 @@ from ops.lib.data.token_shards import TokenReader
 from ops.lib.forecasts import TokensForecast, refuse_conflicts
 from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.target.checkpoint_files import PROCESSOR, copy_files
-from ops.lib.target.model import Target, describe_target, write_target_json
+from ops.lib.target.model import Target, describe_target, read_config, write_target_json
+from ops.lib.target.probe import probe_config
+from ops.lib.target.probed import Probe, verdict
 from ops.lib.training import rank_group
 from ops.lib.training.checkpoint import Checkpoints, TrainState
 from ops.lib.training.nonfinite import SKIPPED, NonFinite
 from ops.lib.training.optimizer import clip_gradients, learning_rate
 from ops.lib.vision.batch import ModelInputs
+from ops.lib.vision.family_config import is_qwen
 
 BEFORE = "accuracy_before.json"  # in the work folder
 RATE, NORM, LOSS, ANSWERS, TOKENS, VAL_LOSS, VAL_ACCURACY = range(7)
@@ -237,8 +240,10 @@ class _Training:
         )
         figures = {name.removeprefix("target/"): value for name, value in metrics.items()}
         figures["nonfinite_steps"] = self.state.counters.get(SKIPPED, 0)
-        write_target_json(self.stage.out_dir, info, figures)
+        probes = self._probes(directory)
+        write_target_json(self.stage.out_dir, info | verdict(probes), figures)
         measured = {
+            **({"probes": [probe.to_json() for probe in probes]} if probes else {}),
             "seconds": time.perf_counter() - self.started,
             "steps_in_this_attempt": self.state.step - self.first_step,
             **self.held_out.facts("test"),
@@ -249,6 +254,17 @@ class _Training:
         self.stage.figure(
             "training", training_figure(losses, history[:, VAL_LOSS].tolist(), history[:, VAL_ACCURACY].tolist())
         )
+
+    def _probes(self, directory: Path) -> list[Probe]:
+        """What holds of a small copy of a target that is not Qwen's, as load_target measures it."""
+        config = read_config(directory)
+        if is_qwen(config) or config.get("auto_map"):
+            return []
+        try:
+            return [probe_config(config)]
+        except DataError as error:
+            self.stage.warn(f"nothing was measured of this {config['model_type']}: {error}")
+            return []
 
     def _measure_before(self) -> None:
         """Measure the checkpoint's accuracy on the test split before the first step, and keep it for the result.

@@ -26,7 +26,7 @@ from ops.lib.data.files import read_json, read_jsonl, read_object
 from ops.lib.data.sample_account import SPLITS, summary_splits
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.target.checkpoint_check import processor_folder_mistakes, quantised_bytes, running_mistake, sizes_in
-from ops.lib.target.probed import Probe, kept_probes
+from ops.lib.target.probed import Probe, heeded, kept_probes
 from ops.lib.target.quantised import BY_SGLANG
 from ops.lib.target.same_target import is_same_target
 from ops.lib.target.sizes import TargetSizes, rope_limit, too_long
@@ -129,7 +129,7 @@ class TargetStated:
     def _probe(self) -> Probe | None:
         """What load_target measured last with all checks, of the weights if it could; None where that is not heeded."""
         probes = kept_probes(self.folder) if self.folder is not None and not is_qwen(self.config) else []
-        return next((probe for probe in reversed(probes) if probe.is_whole), None)
+        return heeded(probes)
 
     @property
     def info(self) -> dict[str, int]:

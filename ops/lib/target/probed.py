@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +172,19 @@ def kept_probes(folder: Path) -> list[Probe]:
     """The probes that load_target kept in a target's artifact; none where another run's measurements are there."""
     file = folder / MEASURED
     return [Probe.from_json(each) for each in read_object(file).get("probes", [])] if file.is_file() else []
+
+
+def heeded(probes: Sequence[Probe]) -> Probe | None:
+    """The probe that decides what is possible: the last with all checks, of the weights if they have it."""
+    return next((probe for probe in reversed(probes) if probe.is_whole), None)
+
+
+def verdict(probes: Sequence[Probe]) -> dict[str, list[str]]:
+    """The entry of target.json on the checks that fail, so that another verdict is another artifact; none if all
+    hold.
+    """
+    probe = heeded(probes)
+    return {} if probe is None or not probe.failed else {"fails": sorted(probe.failed_names)}
 
 
 def is_measured(size: int, free: int) -> bool:

@@ -33,12 +33,12 @@ from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
-from ops.lib.data.files import read_jsonl, write_json
+from ops.lib.data.files import read_json, read_jsonl, write_json
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.forecasts import TargetStated
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import Target
-from ops.lib.target.probed import BLOCKS, MEASURED, PADDING, Check, Probe
+from ops.lib.target.probed import BLOCKS, MEASURED, PADDING, SPECULATION, Check, Probe
 from ops.load_target.op import LoadTarget
 from ops.load_target.run import load_target
 from ops.regenerate_answers.conversations import Prompts
@@ -94,6 +94,15 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> TargetModel:
     sizes = {"head_dim": 16, "lru_width": 64, "attention_window_size": 64}
     checkpoint = any_checkpoint("recurrent_gemma", folder / "checkpoint", **sizes)
     return made(folder / "target", LoadTarget(checkpoint=str(checkpoint)), load_target, TargetModel)
+
+
+def test_what_fails_is_part_of_the_targets_content_so_that_another_verdict_is_another_artifact(
+    tmp_path: Path, target: TargetModel
+) -> None:
+    assert ["blocks", "padding", "speculation"] == read_json(target.path / "target.json")["fails"]
+    sound = any_checkpoint("llama", tmp_path / "checkpoint")
+    held = made(tmp_path / "target", LoadTarget(checkpoint=str(sound)), load_target, TargetModel)
+    assert "fails" not in read_json(held.path / "target.json")
 
 
 def test_features_are_those_of_single_texts(
@@ -214,7 +223,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory, images: ImageSamples) -> Cha
 
 def probed(chain: Chain, failed: str) -> None:
     """Have load_target's measurements say that one check failed, or none."""
-    checks = tuple(Check(name, name != failed, 0.5) for name in (PADDING, BLOCKS))
+    checks = tuple(Check(name, name != failed, 0.5) for name in (PADDING, BLOCKS, SPECULATION))
     write_json(chain.target.path / MEASURED, {"probes": [Probe("the weights", checks, 0.1).to_json()]})
 
 

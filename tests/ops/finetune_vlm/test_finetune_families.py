@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from any_targets import any_checkpoint
 from family_checkpoints import FAMILIES, make_checkpoint
 from finetune_cases import poisoned, relabelled, train
 from safetensors.torch import load_file
@@ -14,7 +15,9 @@ from dsl.errors import ConfigError, DataError
 from ops.artifacts import TargetModel
 from ops.finetune_vlm.measuring import greedy_answers
 from ops.finetune_vlm.start import parts_of
+from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.forecasts import TargetStated
 from ops.lib.target.model import Target, check_served, read_config
 
 
@@ -93,3 +96,14 @@ def test_a_rate_for_a_part_that_the_target_lacks_is_refused(texts, tmp_path):
     checkpoint = make_checkpoint("qwen3", tmp_path / "checkpoint", vocab_size=600, num_hidden_layers=4)
     with pytest.raises(ConfigError, match="lr_vision: a qwen3 target has no such part"):
         train(tmp_path, texts, init=str(checkpoint), lr_vision=1e-4)
+
+
+def test_a_fine_tuned_target_of_another_family_is_measured_too(texts, tmp_path):
+    sizes = {"head_dim": 16, "lru_width": 64, "attention_window_size": 64, "vocab_size": 600}
+    checkpoint = any_checkpoint("recurrent_gemma", tmp_path / "checkpoint", **sizes)
+    stage = train(tmp_path / "tuned", texts, init=str(checkpoint), steps=1, batch_size=2, lr=1e-3)
+    target = stage.artifact(TargetModel)
+    stated = TargetStated.read(target.path, target.digest)
+    assert "padded batches give what single texts give" in stated.unbatched_reason
+    assert "measured on a small random copy" in stated.verifying_mistake
+    assert "padding" in read_json(target.path / "target.json")["fails"]
