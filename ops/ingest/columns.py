@@ -20,6 +20,8 @@ FAMILIES = (
     *(frozenset((key, *answers, *(INPUTS if key == "instruction" else ()))) for key, answers in ANSWERS.items()),
 )
 TEXTS = frozenset().union(*FAMILIES)
+FILE_NAMES = ("file_name", "image_file_name", "file_names", "image_file_names")  # of images, in metadata beside them
+IMAGES = ("image", "images", *FILE_NAMES)
 LISTED = 12  # columns that a message names
 Row = dict[str, Any]
 
@@ -42,7 +44,7 @@ def is_readable(row: Row) -> bool:
 def mapped(row: Row, columns: Columns, question: str, *, is_first: bool) -> tuple[Row, str]:
     """The row with its columns under the keys that they are mapped to, and the mistake in it, "" for none.
 
-    question: of a mapped answer without a question.
+    question: of a mapped answer without a question, about the image of its row.
     """
     given = columns.given
     texts = TEXTS & given.keys()
@@ -61,6 +63,11 @@ def mapped(row: Row, columns: Columns, question: str, *, is_first: bool) -> tupl
                 f'columns has "answer" without "question", and the row has "{asked[0]}": name that for one of them, '
                 f'question = "{asked[0]}"',
             )
+        if not any(key in made for key in IMAGES):
+            return row, (
+                'columns has "answer" without "question", and no column has images that one question for all could be '
+                f'about: name the column of the questions, question = "..."; the row has {_listed(row)}'
+            )
         made["question"] = question
     missing = {key: column for key, column in given.items() if column not in row}
     if missing and (is_first or (form_of(made) is None and turns_mistake(made))):
@@ -69,9 +76,12 @@ def mapped(row: Row, columns: Columns, question: str, *, is_first: bool) -> tupl
 
 
 def _missing(row: Row, missing: dict[str, str]) -> str:
-    own = [str(name) for name in row if name]
-    listed = ", ".join(own[:LISTED]) + (f", and {len(own) - LISTED} more" if len(own) > LISTED else "")
     lacking = ", ".join(f'no column "{shortened(column)}" for "{key}"' for key, column in missing.items())
     fixed = '; one question for all is `question = "..."` of the node itself' if "question" in missing else ""
     remedy = "correct it, or write null where a row has none"
-    return f"columns: {lacking}; the row has {shortened(listed)}; {remedy}{fixed}"
+    return f"columns: {lacking}; the row has {_listed(row)}; {remedy}{fixed}"
+
+
+def _listed(row: Row) -> str:
+    own = [str(name) for name in row if name]
+    return shortened(", ".join(own[:LISTED]) + (f", and {len(own) - LISTED} more" if len(own) > LISTED else ""))

@@ -25,7 +25,7 @@ import attrs
 from attrs import frozen
 
 from dsl.errors import DataError, shortened
-from ops.ingest.columns import applies, mapped
+from ops.ingest.columns import FILE_NAMES, applies, mapped
 from ops.ingest.compressed import Data, data_suffix, head_of, open_data, plain_name
 from ops.ingest.op import Columns
 from ops.ingest.row_forms import form_of, in_turns
@@ -227,7 +227,6 @@ class _ArrayText:
 
 
 STEM, CAPTIONS = "metadata", ("text", "caption")
-FILE_NAMES = ("file_name", "image_file_name", "file_names", "image_file_names")
 OF_FILES = ("_file_name", "_file_names")  # the ends of other columns that name files
 NO_CAPTION = (
     f'no "{CAPTIONS[0]}" or "{CAPTIONS[1]}" beside "{{}}": name the column of the captions, columns = {{{{ answer = '

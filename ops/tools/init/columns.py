@@ -108,6 +108,11 @@ def _proposal(place: str, rows: list[Row]) -> Proposal:
         elif asked and not left:
             found["prompt"] = found.pop("question")
     images = [column for column, kind in kinds.items() if kind == IMAGE]
+    if "answer" in found and "question" not in found and not images:
+        others = [column for column in texts if column != found["answer"][0]]
+        if len(others) != 1:
+            raise _unknown(place, kinds)
+        found = {"question": (others[0], "the only other text"), **found}
     if images:
         named = _named(images, ("image", "picture", "photo", "path")) or images[0]
         found["image"] = named, "images"
@@ -115,10 +120,14 @@ def _proposal(place: str, rows: list[Row]) -> Proposal:
     if not found.keys() & {"messages", "answer", "prompt"} or not is_readable(
         mapped(rows[0], columns, "?", is_first=False)[0]
     ):
-        listed = ", ".join(f"{shortened(str(column))} ({kind})" for column, kind in islice(kinds.items(), 12))
-        raise DataError(f"{place}: which columns are question and answer? It has {listed}; {ASK}")
+        raise _unknown(place, kinds)
     why = ", ".join(f"{key} = {json.dumps(column, ensure_ascii=False)}: {of}" for key, (column, of) in found.items())
     return Proposal(columns, f"no column has a name that ingest reads; {why}")
+
+
+def _unknown(place: str, kinds: dict[str, str]) -> DataError:
+    listed = ", ".join(f"{shortened(str(column))} ({kind})" for column, kind in islice(kinds.items(), 12))
+    return DataError(f"{place}: which columns are question and answer? It has {listed}; {ASK}")
 
 
 TURNS, IMAGE, TEXT, OTHER = "turns", "images", "text", "other values"

@@ -56,6 +56,21 @@ def test_columns_are_proposed_with_their_reasons(project: Path, capsys: pytest.C
     assert "a text, named like an answer" in (project / "pipeline.toml").read_text()
 
 
+def test_an_answer_of_texts_is_never_taken_for_that_of_an_image(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        {"Nr.": place, "Frage (Kunde)": f"Was ist {place}?", "Antwort/Text": f"Es ist {place}."} for place in range(40)
+    ]
+    write(project, "faq.csv", rows)
+    assert 0 == main(["init", "faq.csv"])
+    assert {"question": "Frage (Kunde)", "answer": "Antwort/Text"} == ingest_of(project)["columns"]
+    write(project, "more.csv", [{**row, "Notiz": "Sehr gut."} for row in rows])
+    capsys.readouterr()
+    assert 1 == main(["init", "more.csv", "--force"])
+    assert "more.csv: which columns are question and answer?" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("row", "columns"),
     [

@@ -114,6 +114,12 @@ def test_an_answer_beside_a_prompt_of_its_own_asks_which_is_the_question(tmp_pat
     assert said.endswith('the row has "prompt": name that for one of them, question = "prompt"')
 
 
+def test_an_answer_without_a_question_needs_an_image_that_it_could_be_about(tmp_path: Path) -> None:
+    said = refused(write_rows(tmp_path, [{"Frage": "1?", "Antwort": "1"}]), Columns(answer="Antwort"))
+    assert "no column has images that one question for all could be about" in said
+    assert said.endswith('question = "..."; the row has Frage, Antwort')
+
+
 def test_other_keys_come_from_columns_too(tmp_path: Path) -> None:
     rows = [{"q": "1?", "a": "1", "uid": "x7", "fold": "test", "truth": "one", "source": "math"}]
     columns = Columns(question="q", answer="a", id="uid", split="fold", label="truth")
