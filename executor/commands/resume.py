@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from dsl.errors import PipelineError
+from dsl.errors import PipelineError, StoreError
 from dsl.finding import Finding
 from executor.commands.arguments import (
     add_execution,
@@ -21,10 +21,10 @@ from executor.commands.arguments import (
 )
 from executor.launchers.cluster_address import use_cluster
 from executor.planning.session import check_inputs, resumed_run, run_from
-from executor.records.run_list import UNFINISHED, unfinished_runs
+from executor.records.run_list import UNFINISHED, newer_smoke_run, unfinished_runs
 from executor.records.run_record import Record, find_record
 from executor.scheduler.run_and_report import run_and_report
-from executor.store.artifact_store import SMOKE
+from executor.store.artifact_store import SMOKE, Store
 from executor.system.output import OK, print_lines
 
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     use_cluster(options.ray)
-    record, others = _choose(open_store(options).records, options)
+    record, others = _choose(open_store(options), options)
     store = open_store(options, write=True)
     say = partial(print_lines, error=True)
     if options.start:
@@ -71,16 +71,22 @@ def main(options: argparse.Namespace) -> int:
     return code
 
 
-def _choose(records: Path, options: argparse.Namespace) -> tuple[Record, Sequence[Record]]:
+def _choose(store: Store, options: argparse.Namespace) -> tuple[Record, Sequence[Record]]:
     """The run to resume, and the other unfinished runs.
 
     It is the run that the user named, else the unfinished run that stopped last, else the latest run. With --from it is
-    the latest, finished or not.
+    the latest, finished or not. Raises StoreError, with the smoke run where there is one only.
     """
-    unfinished = unfinished_runs(records) if options.run is None and not options.start else []
+    unfinished = unfinished_runs(store.records) if options.run is None and not options.start else []
     if unfinished:
         return unfinished[0], unfinished[1:]
-    return find_record(records, options.run), []
+    try:
+        return find_record(store.records, options.run), []
+    except StoreError as error:
+        smoke = newer_smoke_run(store, "resume") if options.run is None else ""
+        if not smoke:
+            raise
+        raise StoreError(f"{error}; {smoke}") from None
 
 
 def _edited_file(record: Record) -> Path | None:

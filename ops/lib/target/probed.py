@@ -127,6 +127,18 @@ class Probe:
         """Why texts have to run one at a time; empty where a batch gives the same."""
         return self._sentences(lambda check: check.name == PADDING)
 
+    @property
+    def verdict(self) -> str:
+        """What dflow can do with the target, in a line."""
+        limits = [check.limit for check in self.failed if check.limit is not None]
+        within = f", for texts of up to {min(limits):,} tokens" if limits else ""
+        alone = ", one text at a time" if PADDING in self.failed_names else ""
+        if self.refusal:
+            return "it cannot be a target"
+        if self.unverified:
+            return f"possible{within}{alone}: capture, training, export; not evaluate, nor eval_every of a training"
+        return f"it can be a target{within}{alone}"
+
     def _sentences(self, wanted: Callable[[Check], bool]) -> str:
         found = "; ".join(check.sentence for check in self.failed if wanted(check))
         return f"measured on {self.on}: {found}" if found else ""

@@ -13,7 +13,8 @@ from dsl.shown import shown_bytes
 from ops.capture_targets.plan import feature_bytes
 from ops.ingest.image_folder import BESIDE
 from ops.lib.data.sample_account import SPLITS
-from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.target.sizes import ITEM_SIZES, positions_field
+from ops.lib.vision.family_config import text_part
 from ops.shard_sequence.plan import steps_of_epoch
 from ops.tokenize_chat.plan import TOKEN_BYTES
 from ops.tools.diagnose.judgement import LEAST_PROMPTS
@@ -125,7 +126,9 @@ def advise(found: Survey, target: Target | None, free_disk: int, precision: Prec
     steps = epochs.value * steps_of_epoch(training, samples, per_step.value)
     features, online, why = _capture(tokens, target, free_disk, precision.dtype)
     block_size = _block_size(answers)
-    limits = [_context_note(context, max_length, wholes)] if context is not None and is_limited else []
+    limits = []
+    if target is not None and context is not None and is_limited:
+        limits = [_context_note(context, positions_field(text_part(target.config)), max_length, wholes)]
     return Advice(
         precision=precision,
         tokens=tokens,
@@ -213,10 +216,10 @@ def _within(context: int, max_new: Choice) -> tuple[Choice, Choice]:
     return Choice(left, f"what max_new_tokens leaves of the target's {context:,} positions"), max_new
 
 
-def _context_note(context: int, max_length: int, wholes: list[int]) -> str:
+def _context_note(context: int, field: str, max_length: int, wholes: list[int]) -> str:
     longer = sum(whole > max_length for whole in wholes)
     return (
-        f"the target's context, {context:,} positions (max_position_embeddings of its config.json), limits "
+        f"the target's context, {context:,} positions ({field} of its config.json), limits "
         f"max_prompt_tokens and max_new_tokens; {longer:,} of {len(wholes):,} samples examined are longer, and dropped"
     )
 

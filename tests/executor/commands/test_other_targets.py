@@ -114,7 +114,9 @@ def test_a_model_without_its_layers_is_refused_by_init_and_its_first_stage_and_d
         '(dflow cannot find the layers of GPT2Model, which has no "layers"): no draft can be fed by it; choose' in said
     )
     assert 1 == main(["doctor", "--target", str(target)])
-    assert "layers       FAILS  it does not hold that the inputs of its layers are" in capsys.readouterr().out
+    measured = capsys.readouterr().out
+    assert "layers       FAILS  it does not hold that the inputs of its layers are" in measured
+    assert "\nso                  it cannot be a target\n" in measured
     (project / "by-hand.toml").write_text(BY_HAND)
     assert 0 == main(["plan", "by-hand.toml"])
     assert 0 != main(["run", "by-hand.toml", "--store", str(project / "runs")])

@@ -232,6 +232,8 @@ def test_a_newer_smoke_run_is_named_with_the_command_that_shows_it(store, capsys
     assert f"start one with `dflow run --store {store.path} FILE`" in said and said.endswith(
         f"; {line.format('status')}\n"
     )
+    assert cli.main(["resume", "--store", str(store.path)]) == 1
+    assert capsys.readouterr().err.endswith(f"; {line.format('resume')}\n")
     assert dflow(store, capsys, "runs").splitlines()[-1] == line.format("runs")
     full = a_done_run(store, "a")
     assert "smoke" not in dflow(store, capsys, "runs") + dflow(store, capsys, "status")

@@ -32,6 +32,7 @@ from ops.lib.target.model import Target, describe_target, write_target_json
 from ops.lib.target.probe import Speculated, probe_config, probe_target, probe_weights, speculated_answers
 from ops.lib.target.probed import (
     BLOCKS,
+    COPY,
     EMBEDDING,
     HEAD,
     LAYERS,
@@ -580,3 +581,17 @@ def test_a_head_without_its_bias_is_refused(tmp_path: Path) -> None:
     assert lacking in missing_here(LoadTarget(checkpoint=str(checkpoint), mask_token_id=7))["checkpoint"]
     with pytest.raises(DataError, match=lacking):
         describe_target(checkpoint, 7, [3])
+
+
+def test_a_probe_says_in_a_line_what_is_possible() -> None:
+    def verdict(*failed: Check) -> str:
+        names = {check.name for check in failed}
+        held = (Check(name, True) for name in (LAYERS, PADDING, BLOCKS, SPECULATION) if name not in names)
+        return Probe(COPY, (*held, *failed), 0.1).verdict
+
+    wrong = {name: Check(name, False, 0.5) for name in (LAYERS, PADDING, BLOCKS)}
+    assert "it can be a target" == verdict()
+    assert "it cannot be a target" == verdict(wrong[LAYERS], wrong[BLOCKS])
+    assert "it can be a target, one text at a time" == verdict(wrong[PADDING])
+    limited = Check(LENGTHS, False, 0.5, limit=256)
+    assert "possible, for texts of up to 256 tokens: capture, training, export" in verdict(limited, wrong[BLOCKS])
