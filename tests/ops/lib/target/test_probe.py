@@ -285,7 +285,7 @@ def test_weights_that_take_too_long_are_tried_in_part_and_the_copy_is_heeded(
     copy, weights = kept_probes(tmp_path / "stage" / "out")
     assert [LAYERS, HEAD, EMBEDDING] == [check.name for check in weights.checks] and () == weights.failed
     found = TargetStated.read(tmp_path / "stage" / "out", "0" * 64)
-    assert copy.unverified == found.unverified != ""
+    assert copy.unverified == found.verifying_mistake != ""
 
 
 def test_the_time_of_a_turn_covers_its_passes_and_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
