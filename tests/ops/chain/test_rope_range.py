@@ -258,8 +258,9 @@ def test_a_plan_refuses_longer_samples_and_doctor_takes_the_target_up_to_its_ran
     assert 0 == main(["plan", "a.toml", "-s", "tokenize.max_length=64"])
     capsys.readouterr()
     assert 0 == main(["doctor", "--target", "target"])
-    *_, lengths = capsys.readouterr().out.splitlines()
+    *_, lengths, verdict = capsys.readouterr().out.splitlines()
     assert lengths.startswith(
         "lengths      limit  texts of up to 64 tokens are right; a longer one changes shorter ones"
     )
     assert lengths.endswith("so texts of more than 64 tokens are refused")
+    assert "so                  it can be a target, for texts of up to 64 tokens" == verdict
