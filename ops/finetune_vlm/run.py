@@ -38,7 +38,7 @@ from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.target.checkpoint_files import PROCESSOR, copy_files
 from ops.lib.target.model import Target, describe_target, read_config, write_target_json
 from ops.lib.target.probe import probe_config
-from ops.lib.target.probed import Probe, verdict
+from ops.lib.target.probed import Probe, failed_checks
 from ops.lib.training import rank_group
 from ops.lib.training.checkpoint import Checkpoints, TrainState
 from ops.lib.training.nonfinite import SKIPPED, NonFinite
@@ -241,7 +241,7 @@ class _Training:
         figures = {name.removeprefix("target/"): value for name, value in metrics.items()}
         figures["nonfinite_steps"] = self.state.counters.get(SKIPPED, 0)
         probes = self._probes(directory)
-        write_target_json(self.stage.out_dir, info | verdict(probes), figures)
+        write_target_json(self.stage.out_dir, info | failed_checks(probes), figures)
         measured = {
             **({"probes": [probe.to_json() for probe in probes]} if probes else {}),
             "seconds": time.perf_counter() - self.started,

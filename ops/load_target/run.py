@@ -21,10 +21,10 @@ from ops.lib.target.probed import (
     MEASURED,
     WEIGHTS,
     Probe,
+    failed_checks,
     is_measured,
     measured_turns,
     shortened,
-    verdict,
 )
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.target.token_ids import mask_warning
@@ -67,7 +67,7 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     if chat_template is not None:
         replace_chat_template(stage.out_dir / "model", chat_template)
     complete_config(stage.out_dir / "model", trust)
-    write_target_json(stage.out_dir, info if is_qwen(read_config(directory)) else info | verdict(probes), {})
+    write_target_json(stage.out_dir, info if is_qwen(read_config(directory)) else info | failed_checks(probes), {})
     write_json(stage.out_dir / MEASURED, {"probes": [probe.to_json() for probe in probes]})
 
 

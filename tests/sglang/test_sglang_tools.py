@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from agent_rows import SAMPLES, TOOLS
+from agent_rows import SAMPLES, TOOL_LISTS
 from agent_templates import EXTENDS, STRIPS
 from attrs import frozen
 from family_checkpoints import make_checkpoint
@@ -20,18 +20,6 @@ from ops.regenerate_answers.conversations import Prompts
 from ops.regenerate_answers.op import RegenerateAnswers
 
 TEMPLATES = {"extends": EXTENDS, "rewrites history": STRIPS}
-PARAMETERS = {"type": "object", "properties": {}}
-LISTS = {
-    "one": TOOLS,
-    "keys in another order": [
-        {
-            "function": {"strict": True, "parameters": PARAMETERS, "name": "then", "description": "Tells a day."},
-            "type": "function",
-        },
-        *TOOLS,
-    ],
-    "without a description": [{"type": "function", "function": {"name": "now", "parameters": PARAMETERS}}, *TOOLS],
-}
 
 
 @frozen
@@ -82,7 +70,7 @@ def as_sglang_shows(tool):
     return {"type": tool["type"], "function": function | missing, "defer_loading": None}
 
 
-@pytest.mark.parametrize("listed", LISTS)
+@pytest.mark.parametrize("listed", TOOL_LISTS)
 def test_sglang_reads_the_prompts_that_dflow_renders_before_every_answer_but_for_what_it_adds_to_tools(served, listed):
     asked = [
         messages[:turn]
@@ -90,7 +78,7 @@ def test_sglang_reads_the_prompts_that_dflow_renders_before_every_answer_but_for
         for turn, message in enumerate(messages)
         if message["role"] == "assistant"
     ]
-    own = LISTS[listed]
+    own = TOOL_LISTS[listed]
     as_shown = [as_sglang_shows(tool) for tool in own]
     theirs = read_ids(served, asked, own)
     for tools, is_equal in ((as_shown, True), (own, False)):

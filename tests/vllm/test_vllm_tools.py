@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from agent_rows import SAMPLES, TOOLS
+from agent_rows import SAMPLES, TOOL_LISTS
 from agent_templates import EXTENDS, STRIPS
 from chat_requests import renderer
 from family_checkpoints import make_checkpoint
@@ -18,13 +18,6 @@ from ops.regenerate_answers.conversations import Prompts
 from ops.tokenize_chat.encode import ChatEncoder
 
 TEMPLATES = {"extends": EXTENDS, "rewrites history": STRIPS}
-PARAMETERS = {"type": "object", "properties": {}}
-OTHER_ORDER = {
-    "function": {"strict": True, "parameters": PARAMETERS, "name": "then", "description": "Tells a day."},
-    "type": "function",
-}
-SHORT = {"type": "function", "function": {"name": "now", "parameters": PARAMETERS}}
-LISTS = {"one": TOOLS, "keys in another order": [OTHER_ORDER, *TOOLS], "without a description": [SHORT, *TOOLS]}
 
 
 def as_vllm_shows(tool):
@@ -45,13 +38,13 @@ def both(request, tmp_path_factory):
     return renderer(checkpoint, "pillow", {}), Prompts(ChatEncoder(load_processor(str(checkpoint))), Path())
 
 
-@pytest.mark.parametrize("listed", LISTS)
+@pytest.mark.parametrize("listed", TOOL_LISTS)
 def test_vllm_makes_the_prompts_that_dflow_renders_before_every_answer_but_for_its_form_of_tools(both, listed):
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionToolsParam
     from vllm.renderers import ChatParams
 
     made, prompts = both
-    own = LISTS[listed]
+    own = TOOL_LISTS[listed]
     received = [ChatCompletionToolsParam(**tool).model_dump() for tool in own]  # as its server reads a request
     as_shown = [as_vllm_shows(tool) for tool in own]
     assert json.dumps(as_shown) == json.dumps(received)

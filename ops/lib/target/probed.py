@@ -191,7 +191,7 @@ def heeded(probes: Sequence[Probe]) -> Probe | None:
     return next((probe for probe in reversed(probes) if probe.is_whole), None)
 
 
-def verdict(probes: Sequence[Probe]) -> dict[str, list[str]]:
+def failed_checks(probes: Sequence[Probe]) -> dict[str, list[str]]:
     """The entry of target.json on the checks that fail, so that another verdict is another artifact; none if all
     hold.
     """

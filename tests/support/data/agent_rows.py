@@ -96,3 +96,13 @@ def with_template(base: Processor, template: str, eos: Sequence[str], special: I
     ids = tokenizer.convert_tokens_to_ids(list(eos))
     marks = tuple(str(token) for token in tokenizer.added_tokens_decoder.values() if token.special)
     return evolve(base, tokenizer=tokenizer, eos_token_ids=tuple(ids), special_tokens=marks)
+
+
+PARAMETERS = {"type": "object", "properties": {}}
+OTHER_ORDER = {
+    "function": {"strict": True, "parameters": PARAMETERS, "name": "then", "description": "Tells a day."},
+    "type": "function",
+}
+SHORT = {"type": "function", "function": {"name": "now", "parameters": PARAMETERS}}
+# As clients may give them; engines rewrite some of them for the chat template.
+TOOL_LISTS = {"one": TOOLS, "keys in another order": [OTHER_ORDER, *TOOLS], "without a description": [SHORT, *TOOLS]}
