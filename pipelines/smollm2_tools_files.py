@@ -2,8 +2,9 @@
 
     python pipelines/smollm2_tools_files.py PACKAGES OUT
 
-PACKAGES is the folder that smollm2_requirements.txt was installed into. OUT gets lessons.jsonl, from which SmolLM2 learns
-to call functions, and requests.jsonl, what it is asked then: other rows, and prompts without tools of OUT/prompts.jsonl.
+PACKAGES is the folder that smollm2_requirements.txt was installed into. OUT gets lessons.jsonl, from which SmolLM2
+learns to call functions, and requests.jsonl, what it is asked then: other rows, and prompts without tools of
+OUT/prompts.jsonl.
 """
 
 from __future__ import annotations
