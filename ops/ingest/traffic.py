@@ -14,6 +14,9 @@
 Of a request the messages, tools and `chat_template_kwargs` are used, of a response the first choice's message. All else
 stays out of the row: ids, users, keys, headers, metadata. Nor does a message or a reason of this file show a value.
 
+A log has a conversation's earlier turns again in every later request. All of these fall into one split, which is drawn
+by what they begin with (`opening_of`).
+
 A request that is no sample has a reason (`Record.lacks`), by which it is dropped and counted:
 
     no response, the request failed, a refusal
@@ -89,7 +92,7 @@ def exchanges(records: Iterator[Record], answers: Answers = NO_ANSWERS) -> Itera
             if found is None:
                 yield record
             else:
-                yield attrs.evolve(record, row=found.row, mistake=found.mistake, lacks=found.lacks)
+                yield attrs.evolve(record, row=found.row, mistake=found.mistake, lacks=found.lacks, is_request=True)
 
 
 def exchange(row: Row, answers: Answers = NO_ANSWERS) -> Exchange | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dsl.errors import DataError
 from ops.ingest.op import Ingest
 from ops.ingest.plan import missing_here
 from ops.ingest.run import ingest
+from ops.ingest.sample import IMAGE, RawSample, Turn, opening_of
 from ops.ingest.traffic import (
     CUT,
     FAILED,
@@ -220,6 +222,36 @@ def test_an_exchange_without_an_answer_is_dropped_by_its_reason_or_a_prompt(tmp_
         assert (1, {reason: 1}) == (len(rows), dropped)
     else:
         assert ([*ASKED, ("assistant", "Hi!")], ASKED) == tuple(map(said, rows))
+
+
+def test_requests_of_one_conversation_fall_into_the_same_split_and_other_rows_into_that_of_their_id(tmp_path) -> None:
+    turns = [
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"Question {place}?"}]
+        for place in range(60)
+    ]
+    more = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Sure?"}]
+    first = [{"request": {"messages": each}, "response": completion("Yes.")} for each in turns]
+    later = [{"messages": [*each, *more], "tools": [{"name": "w"}], "response": completion("Quite.")} for each in turns]
+    fractions = {"test_fraction": 0.3, "val_fraction": 0.2}
+    rows, _ = run([write(tmp_path / "log.jsonl", *first, *later)], tmp_path / "log", **fractions)
+    splits = [row["split"] for row in rows]
+    assert splits[:60] == splits[60:]
+    assert {"train", "val", "test"} == set(splits)
+    plain = [{"messages": [*each, more[0]]} for each in turns]
+    rows, _ = run([write(tmp_path / "chat.jsonl", *plain)], tmp_path / "chat", **fractions)
+    for row in rows:
+        drawn = int.from_bytes(hashlib.sha256(f"0\0{row['id']}".encode()).digest()[:8], "big") / 2**64
+        assert ("test" if drawn < 0.3 else "val" if drawn < 0.5 else "train") == row["split"]
+
+
+def test_conversations_that_begin_with_other_images_are_drawn_apart(tmp_path: Path) -> None:
+    def opening(image: Path | bytes, text: str = "What is it?") -> str:
+        turns = (Turn("user", (IMAGE, text)), Turn("assistant", ("A cat.",)), Turn("user", (IMAGE, "And this?")))
+        return opening_of(RawSample("1", None, turns, (image, b"later")))
+
+    assert opening(tmp_path / "a" / "x.png") == opening(tmp_path / "b" / "x.png")
+    others = [opening(b"x"), opening(b"y"), opening(Path("y.png")), opening(b"x", "Which?")]
+    assert 5 == len({opening(Path("x.png")), *others})
 
 
 def test_a_request_that_is_none_is_named_by_its_line(tmp_path: Path) -> None:
