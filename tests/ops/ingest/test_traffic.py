@@ -280,6 +280,51 @@ def test_other_rows_with_keys_of_exchanges_are_read_as_before(tmp_path: Path) ->
     assert ["x", "Hi!", "Hi!", "Hi!"] == found
 
 
+def anthropic(*content: Any, stop_reason: str = "end_turn") -> dict[str, Any]:
+    """A response of Anthropic's Messages API, as its documentation shows one."""
+    message = {"id": "msg_123", "type": "message", "role": "assistant", "model": "claude", "content": list(content)}
+    usage = {"input_tokens": 22, "output_tokens": 2}
+    return message | {"stop_reason": stop_reason, "stop_sequence": None, "usage": usage}
+
+
+def test_requests_of_anthropics_api_keep_their_system_turn_and_their_answer(tmp_path: Path) -> None:
+    use = {"type": "tool_use", "id": "toolu_1", "name": "w", "input": {"city": "Paris"}}
+    text = {"type": "text", "text": "I look."}
+    blocks = [{"type": "text", "text": "You are a helpful assistant.", "cache_control": {"type": "ephemeral"}}]
+    asked = {
+        "model": "claude",
+        "max_tokens": 1000,
+        "metadata": {"user_id": USER},
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello world!"}]}],
+        "tools": [{"name": "w", "input_schema": {"type": "object"}}],
+    }
+    calling = anthropic(text, use, stop_reason="tool_use")
+    rows = [
+        {"request": asked | {"system": "You are a helpful assistant."}, "response": calling},
+        {"request": asked | {"system": blocks}, "response": {"status": 200, "headers": HEADERS, "body": calling}},
+        asked | {"system": blocks, "response": calling, "id": USER},
+    ]
+    wanting = [
+        {"request": asked | {"system": blocks}, "response": answer}
+        for answer in (
+            anthropic(text, stop_reason="max_tokens"),
+            anthropic(stop_reason="refusal"),
+            {"type": "error", "error": {"type": "overloaded_error", "message": SECRET}},
+            anthropic(),
+        )
+    ]
+    source = write(tmp_path / "log.jsonl", *rows, *wanting)
+    found, dropped = run([source], tmp_path / "out")
+    assert [[*ASKED, ("assistant", "I look.")]] * 3 == [*map(said, found)]
+    for row in found:
+        [call] = row["conversations"][-1]["tool_calls"]
+        assert ("toolu_1", {"city": "Paris"}) == (call["id"], call["function"]["arguments"])
+        assert {"type": "object"} == row["tools"][0]["function"]["parameters"]
+    assert {CUT: 1, REFUSED: 1, FAILED: 1, NO_RESPONSE: 1} == dropped
+    prompts, dropped = run([source], tmp_path / "prompts", require_answers=False)
+    assert ([ASKED] * 4, {}) == ([*map(said, prompts[3:])], dropped)
+
+
 def test_an_image_behind_an_address_is_dropped_without_the_keys_in_it(tmp_path: Path) -> None:
     parts = [
         {"type": "text", "text": "What is it?"},
