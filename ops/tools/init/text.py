@@ -24,6 +24,7 @@ ALGORITHMS = {
     "dflash2": "known to SGLang; a dearer step (convolutions, a selector), no teacher",
     "dspark": "known to SGLang; a dearer step (the target's logits too), a teacher",
 }
+ANSWERS_AGAIN = "a log has earlier answers again in later requests, and each is learnt once"
 WITHOUT = "blocks through this target's cache do not give what single tokens give"
 RECOMMENDED = "dflash"
 OTHERS = [name for name in ALGORITHMS if name != RECOMMENDED]
@@ -179,11 +180,12 @@ def _ingest(sources: list[str], found: Survey, advice: Advice) -> list[str]:
     elif found.dropped[OUTSIDE]:
         lines.append(f"# allow_outside = true            # {found.dropped[OUTSIDE]:,} images lie outside the folder")
     val, test = advice.fractions
+    drawn_by = "conversation" if found.is_traffic else "id"
     given = f", those of {', '.join(sorted(found.given))} by the data itself" if found.given else ""
     return [
         *lines,
         f"val_fraction = {val}",
-        f"{f'test_fraction = {test}':33} # {advice.held_out}, drawn by hash of the id{given}",
+        f"{f'test_fraction = {test}':33} # {advice.held_out}, drawn by hash of the {drawn_by}{given}",
     ]
 
 
@@ -241,6 +243,7 @@ def _tokenize(found: Survey, target: Target | None, advice: Advice, sees: bool) 
         'samples = "@regenerate"',
         'target = "@target"                # its tokenizer, chat template and image processor',
         _noted('contexts = "served"', "each answer follows the prompt that a server renders"),
+        *([_noted('train_on = "last"', ANSWERS_AGAIN)] if found.is_traffic else []),
         _line("max_length", Choice(advice.max_length, "max_prompt_tokens + max_new_tokens; longer ones are dropped")),
         _line("min_loss_tokens", advice.min_loss_tokens),
         _line("expected_tokens", Choice(advice.tokens, "for dflow plan, until they are counted")),

@@ -427,6 +427,34 @@ def test_most_of_the_data_has_as_many_answer_tokens_as_are_asked_for(
     assert told in (project / "pipeline.toml").read_text()
 
 
+def test_a_log_of_an_agent_is_learnt_by_its_last_answers_and_keeps_its_calls(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "w", "arguments": {"city": "Paris"}}}]}
+    result = {"role": "tool", "tool_call_id": "x", "content": "sunny"}
+    answer = {"role": "assistant", "content": " ".join(["word"] * 60)}
+    rows = []
+    for place in range(40):
+        asked = [{"role": "user", "content": f"Question {place}"}]
+        for messages, said in ((asked, call), ([*asked, call, result], answer)):
+            response = {"choices": [{"message": said, "finish_reason": "stop"}]}
+            rows.append({"request": {"messages": messages, "tools": [{"name": "w"}]}, "response": response})
+    (project / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    target = checkpoint(project / "target", sees=False)
+    assert 0 == main(["init", "log.jsonl", "--target", target])
+    made = nodes(project / "pipeline.toml")
+    text = (project / "pipeline.toml").read_text()
+    tokens = len(json.dumps({"name": "w", "arguments": {"city": "Paris"}}).split()) + 1  # and its end
+    assert ("last", tokens) == (made["tokenize"]["train_on"], made["tokenize"]["min_loss_tokens"])
+    assert "a log has earlier answers again in later requests, and each is learnt once" in text
+    assert "would drop conversations that end behind such a call" in text
+    assert "drawn by hash of the conversation" in text and "duplicate_ids" not in made["ingest"]
+    chat(project / "chat.jsonl", 200, answer=" ".join(["word"] * 60))
+    assert 0 == main(["init", "chat.jsonl", "log.jsonl", "--target", target, "--force"])
+    assert "train_on" not in nodes(project / "pipeline.toml")["tokenize"]
+    assert "80 of 280 samples are requests to a server" in " ".join(capsys.readouterr().out.split())
+
+
 def test_features_that_the_disk_does_not_hold_are_captured_while_training(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
