@@ -25,6 +25,7 @@ from attrs import evolve, frozen
 from tokenizers import Encoding
 from torch import Tensor
 
+from ops.ingest.sample import ASKING
 from ops.lib.data.files import shown_json
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.limited_process import SECONDS
@@ -651,8 +652,8 @@ def _fitting(context: Context, sample: Callable[[Context], TokenSample]) -> tupl
 
 
 def _prompt(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config: TokenizeChat) -> Tokenized:
-    """The target's input for a row up to its last user turn. Raises Unusable."""
-    turns = [turn for turn, message in enumerate(row["messages"]) if message["role"] == "user"]
+    """The target's input for a row up to its last turn of the user or a tool. Raises Unusable."""
+    turns = [turn for turn, message in enumerate(row["messages"]) if message["role"] in ASKING]
     messages = row["messages"][: turns[-1] + 1]
     tools = row.get("tools", ())
     if config.contexts == "served":

@@ -18,11 +18,12 @@ from transformers import AutoTokenizer
 
 from dsl.errors import DataError
 from dsl.op import Ref
-from ops.artifacts import Samples
+from ops.artifacts import Samples, TokenShards
 from ops.evaluate.benchmark_rows import Benchmark
 from ops.evaluate.prompts import read_benchmark
 from ops.ingest.sample import ToolCall, Turn
 from ops.lib.data.sample_account import Unusable
+from ops.lib.data.token_shards import TokenReader
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.contexts import Context
@@ -256,17 +257,27 @@ def test_a_template_without_tools_ends_the_node_by_name(tmp_path, folder):
         tokenized(tmp_path, folder, samples, unmarked(QWEN25_VL))
 
 
-def test_a_benchmark_asks_with_its_tools(tmp_path, known):
+ASKED = {"a question": [*ONE, say("user", "And Rome?")], "a result": ONE[:3], "two results": PARALLEL[:4]}
+
+
+@pytest.mark.parametrize("last", ASKED)
+def test_a_benchmark_asks_with_its_tools(tmp_path, known, last):
     file = tmp_path / "benchmark.jsonl"
-    row = {"id": "a", "category": "agents", "tools": [W], "messages": plain([*ONE, say("user", "And Rome?")])}
+    row = {"id": "a", "category": "agents", "tools": [W], "messages": plain(ASKED[last])}
     file.write_text(json.dumps(row) + "\n")
     [prompt] = read_benchmark(Benchmark(file), known)
-    expected = known.prompt([*ONE, say("user", "And Rome?")], tools=[W]).tolist()
+    expected = known.prompt(ASKED[last], tools=[W]).tolist()
     assert (prompt.length, prompt.sample().input_ids.tolist()) == (len(expected), expected)
 
 
-def test_prompts_of_a_training_have_their_tools(tmp_path, folder, known):
-    rows = [{"tools": [W], "messages": plain([*ONE, say("user", "And Rome?")])}]
-    stage = tokenized(tmp_path, folder, written(tmp_path / "data", rows), TOOLS, prompts_only=True)
-    [record] = [json.loads(line) for line in (stage.out_dir / "samples.jsonl").read_text().splitlines()]
-    assert record["tokens"] == len(known.prompt([*ONE, say("user", "And Rome?")], tools=[W]))
+@pytest.mark.parametrize("contexts", ["whole", "served"])
+def test_prompts_of_a_training_have_their_tools_and_end_with_the_last_question_or_result(
+    tmp_path, folder, known, contexts
+):
+    asked = list(ASKED.values())
+    conversations = [*asked, *([*messages, SUNNY] for messages in asked)]
+    samples = written(tmp_path / "data", [{"tools": [W], "messages": plain(messages)} for messages in conversations])
+    stage = tokenized(tmp_path, folder, samples, TOOLS, prompts_only=True, contexts=contexts)
+    reader = TokenReader(stage.artifact(TokenShards))
+    made = [reader.sample(place).input_ids.tolist() for place in range(len(reader))]
+    assert 2 * [known.prompt(messages, tools=[W]).tolist() for messages in asked] == made
