@@ -31,6 +31,7 @@ from ops.lib.target.checkpoint_check import (
 )
 from ops.lib.target.token_ids import Vocabulary
 from ops.tokenize_chat.builtin_template import CHAT_TEMPLATE
+from ops.tokenize_chat.conflicts import tools_warning
 from ops.tokenize_chat.op import TokenizeChat
 
 BUILTIN_IDS: dict[str, Any] = {"eos_token_ids": (2,), "pad_token_id": 0}  # by SPECIAL_TOKENS of builtin.py
@@ -65,11 +66,15 @@ def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
         counted = TokensCounted(samples=samples, tokens=counted_tokens(context.trial.artifact, samples))
         growth = Growth(series=(source.samples.amount(),), output=counted.tokens.amount().growth)
     forecast = evolve(forecast, counted=counted, identity=context.identity)
+    notes: tuple[str, ...] = ()
+    if context.artifact is None and source is not None and source.has_tools and (warning := tools_warning(config)):
+        notes = (f"warning: samples have tools, and {warning}",)
     count, per = amount(config.expected_tokens)
     return Estimate(
         per_pass={"texts and their tokens": config.max_length * ENCODED_BYTES},
         disk={"tokens": count * TOKEN_BYTES},
         disk_per=per,
+        notes=notes,
         growth=growth,
         forecast=forecast,
     )
