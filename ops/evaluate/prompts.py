@@ -40,7 +40,8 @@ from ops.lib.target.sizes import context_length, positions, positions_field, rop
 from ops.lib.vision.images import fault_of, strict_pillow
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.channels import without_channels
-from ops.tokenize_chat.encode import ChatEncoder, conversation_of, load_each, prompt_ids, prompt_sample
+from ops.tokenize_chat.encode import ChatEncoder, load_each, prompt_ids, prompt_sample
+from ops.tokenize_chat.records import conversation_of_record
 from ops.tokenize_chat.template import Messages
 
 MAX_PIXELS = op_of(InjectImages).fields["max_image_pixels"].default
@@ -78,7 +79,7 @@ class Prompt:
 
         Of a conversation in several samples, that is the last one's.
         """
-        last = {_conversation(row): place for place, row in enumerate(reader.records)}
+        last = {conversation_of_record(row): place for place, row in enumerate(reader.records)}
         samples = cls._of_samples(reader)
         return [samples[place] for place in sorted(last.values())]
 
@@ -129,14 +130,6 @@ class Prompt:
                     )
                 )
         return prompts
-
-
-def _conversation(row: Mapping[str, Any]) -> str:
-    """The id of the conversation of a sample's record: ID of "ID@K", which learns the answers from the K-th on."""
-    name = str(row["id"])
-    conversation = conversation_of(name)
-    is_learnt = "answers" in row and row["loss_tokens"]
-    return conversation if is_learnt and name == f"{conversation}@{row['answers'][0][1] + 1}" else name
 
 
 def _asked_for(reader: TokenReader, place: int, start: int) -> TokenSample:

@@ -672,11 +672,6 @@ def up_to_last_answer(messages: Messages) -> Messages:
     return messages[: answers[-1] + 1] if answers else ()
 
 
-def conversation_of(sample_id: str) -> str:
-    """The id of the row of which a sample "ID@K" is a context."""
-    return sample_id.rpartition("@")[0]
-
-
 def asked(sample: TokenSample, row: Mapping[str, Any]) -> Messages:
     """The messages before a sample's last answer."""
     messages = up_to_last_answer(row["messages"])
