@@ -21,7 +21,7 @@ from dsl.errors import DataError
 from ops.ingest.image_values import MISSING, OUTSIDE, encoded_image
 from ops.ingest.op import LABEL, Columns, Ingest
 from ops.ingest.read import Reading, WithoutRow, images_without_row, read_samples
-from ops.ingest.sample import END_OF_THOUGHT, THINK, DroppedSample, ImagePart, RawSample, Turn
+from ops.ingest.sample import END_OF_THOUGHT, IMAGE, THINK, DroppedSample, ImagePart, RawSample, Turn
 from ops.ingest.source import UnknownFormat, find_format
 from ops.ingest.splits import split_of
 from ops.lib.data.sample_account import Unusable
@@ -60,9 +60,10 @@ class Survey:
     samples; examples: reason -> one of them. reasoning: samples with an answer that includes reasoning. decoded,
     broken: images that were examined, and those that inject_images rejects.
     examined, spoilt: samples of the former, and of the latter; spoilt ones are dropped, and count nowhere else.
-    unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples. given: splits that the data
-    names. lengths: of up to MEASURED samples, counted with `exact` and `rules`; token_ids: all that these
-    gave. Names of classes do not count as answers, since the target's answers replace them.
+    placed_images: samples with several images, or with one in a tool's result. unnamed: images without a caption.
+    splits: for each of FRACTIONS, split -> samples. given: splits that the data names. lengths: of up to MEASURED
+    samples, counted with `exact` and `rules`; token_ids: all that these gave. Names of classes do not count as answers,
+    since the target's answers replace them.
     """
 
     sources: tuple[Path, ...]
@@ -74,7 +75,7 @@ class Survey:
     rules: PixelRules | OwnRules
     samples: int = 0
     with_images: int = 0
-    several_images: int = 0
+    placed_images: int = 0
     unanswered: int = 0
     reasoning: int = 0
     duplicates: int = 0
@@ -187,7 +188,9 @@ def percentile(values: list[int], share: float) -> int:
 def _count(found: Survey, sample: RawSample) -> None:
     found.samples += 1
     found.with_images += bool(sample.images)
-    found.several_images += len(sample.images) > 1
+    found.placed_images += len(sample.images) > 1 or any(
+        turn.role == "tool" and IMAGE in turn.content for turn in sample.turns
+    )
     found.unanswered += sample.turns[-1].role != "assistant"
     found.reasoning += any(map(_reasons, sample.turns))
     found.duplicates += sample.draw_id is not None

@@ -191,8 +191,9 @@ def _inject(found: Survey) -> list[str]:
     if not found.with_images:
         return ["[node.inject]                     # texts pass through", 'op = "inject_images"', 'samples = "@ingest"']
     lines = ["[node.inject]", 'op = "inject_images"', 'samples = "@ingest"']
-    if found.several_images:
-        lines.append(f'image_policy = "in-place"         # {_samples(found.several_images)} with several images')
+    if found.placed_images:
+        of = f"{_samples(found.placed_images)} with several images, or with one in a tool's result"
+        lines.append(f'image_policy = "in-place"         # {of}')
     return lines
 
 
