@@ -17,6 +17,7 @@ class ImagePart:
 
 
 IMAGE = ImagePart()
+ASKING = ("user", "tool")  # roles of the turns that an answer follows
 THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokenizers, but part of the text
 
 

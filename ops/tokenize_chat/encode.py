@@ -25,6 +25,7 @@ from attrs import evolve, frozen
 from tokenizers import Encoding
 from torch import Tensor
 
+from ops.ingest.sample import ASKING
 from ops.lib.data.files import shown_json
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.limited_process import SECONDS
@@ -674,8 +675,8 @@ def _fitting(context: Context, sample: Callable[[Context], TokenSample]) -> tupl
 
 
 def _prompt(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config: TokenizeChat) -> Tokenized:
-    """The target's input for a row up to its last user turn. Raises Unusable."""
-    turns = [turn for turn, message in enumerate(row["messages"]) if message["role"] == "user"]
+    """The target's input for a row up to its last turn of the user or a tool. Raises Unusable."""
+    turns = [turn for turn, message in enumerate(row["messages"]) if message["role"] in ASKING]
     messages = row["messages"][: turns[-1] + 1]
     tools = row.get("tools", ())
     if config.contexts == "served":
@@ -692,11 +693,6 @@ def up_to_last_answer(messages: Messages) -> Messages:
     """The messages up to the last answer; empty without one."""
     answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
     return messages[: answers[-1] + 1] if answers else ()
-
-
-def conversation_of(sample_id: str) -> str:
-    """The id of the row of which a sample "ID@K" is a context."""
-    return sample_id.rpartition("@")[0]
 
 
 def asked(sample: TokenSample, row: Mapping[str, Any]) -> Messages:

@@ -246,10 +246,18 @@ def _tokenize(found: Survey, target: Target | None, advice: Advice, sees: bool) 
         *([_noted('train_on = "last"', ANSWERS_AGAIN)] if found.is_traffic else []),
         _line("max_length", Choice(advice.max_length, "max_prompt_tokens + max_new_tokens; longer ones are dropped")),
         _line("min_loss_tokens", advice.min_loss_tokens),
-        _line("expected_tokens", Choice(advice.tokens, "for dflow plan, until they are counted")),
+        _line("expected_tokens", Choice(advice.tokens, _about_tokens(found))),
         *_thinking(found, target),
         *_pixels(advice, target, sees),
     ]
+
+
+def _about_tokens(found: Survey) -> str:
+    """What is said of expected_tokens, which counts a conversation as one sample."""
+    counted = "for dflow plan, until they are counted"
+    if all(len(length.answers) < 2 for length in found.lengths):
+        return counted
+    return f"{counted}; each conversation counts once: more if the chat template changes its history"
 
 
 def _capture(target: Target | None, dtype: str, advice: Advice) -> list[str]:

@@ -54,6 +54,7 @@ def test_lengths_are_counted_with_the_targets_tokenizer(project: Path, capsys: p
     )
     switch = [line for line in (project / "pipeline.toml").read_text().splitlines() if 'answers = "data"' in line]
     assert ['# answers = "data"                # train on the data\'s answers: nothing is generated'] == switch
+    assert "counts once" not in (project / "pipeline.toml").read_text()
     assert "max_pixels" not in made["tokenize"] and "require_answers" not in made["ingest"]
     assert (16, 32) == (made["train"]["block_size"], made["tokenize"]["min_loss_tokens"])
 
@@ -66,7 +67,9 @@ def test_prompts_of_several_turns_have_room_for_the_target_s_own_answers(
     assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
     regenerate = nodes(project / "pipeline.toml")["regenerate"]
     assert regenerate["max_prompt_tokens"] >= 3 * (2 + TURN_TOKENS) + 2 * regenerate["max_new_tokens"]
-    assert "up to 543 if its earlier answers have max_new_tokens" in (project / "pipeline.toml").read_text()
+    written = (project / "pipeline.toml").read_text()
+    assert "up to 543 if its earlier answers have max_new_tokens" in written
+    assert "each conversation counts once: more if the chat template changes its history" in written
 
 
 def test_several_sources_are_surveyed_as_one_and_become_the_list_of_ingest(
