@@ -139,6 +139,18 @@ class Prompts:
         _, call = self.encoder.habits.markup.parts(answer.text)
         return evolve(answer, called=call < len(answer.text))
 
+    def as_written(self, answer: Answer, written: str) -> Answer:
+        """An answer with its thought as reasoning, where the target thinks in special tokens, which no text may hold.
+
+        written: all of it, as `text` gives it, of which a server's parsers may have left less in the answer.
+        """
+        if self.encoder.template.has_channels:
+            return evolve(answer, text=split_call(written)[0].rstrip()) if answer.calls else answer
+        special, markup = self.encoder.template.special_tokens, self.encoder.habits.markup
+        if not any(tag in special for pair in self.encoder.habits.thoughts for tag in pair):
+            return answer
+        return evolve(answer, text=markup.apart(answer.text)[1], reasoning=markup.apart(written)[0])
+
     def takes(self, text: str, tokens: list[int]) -> bool:
         """True, if an answer's tokens can be learnt as they are. text: as `text` gives it.
 
@@ -156,7 +168,10 @@ class Prompts:
         return True
 
     def _is_of_turns(self, token: str) -> bool:
-        return MEDIA.search(token) is not None or token in self.encoder.headers
+        if MEDIA.search(token) is not None:
+            return True
+        tags = (tag for pair in self.encoder.habits.thoughts for tag in pair)
+        return token in self.encoder.headers and token not in tags
 
     def count(self, messages: Messages, tools: Tools) -> int:
         """Tokens of the last answer in tokenize_chat, EOS included. Raises Unusable."""
@@ -324,7 +339,7 @@ class Conversation:
 
         same: whether the same tokens are learnt of messages that end with the answer, such as `Prompts.takes`.
         """
-        if not (answer.text.strip() or answer.calls):
+        if not (answer.text.strip() or answer.reasoning or answer.calls):
             return evolve(answer, reason=EMPTY_ANSWER)
         try:
             return evolve(answer, retokenised_differently=not same([*self.messages, answer.turn()]))

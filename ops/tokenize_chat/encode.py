@@ -35,6 +35,7 @@ from ops.lib.vision.any_images import AnyImages, Seen
 from ops.lib.vision.chunks import ImageChunk, concatenate, place_images
 from ops.lib.vision.images import TOO_LARGE, decode, size_of
 from ops.lib.vision.processor import Processor
+from ops.lib.vision.template_kinds import THOUGHT_TAGS
 from ops.tokenize_chat.answer_spans import Rendered, render_answers
 from ops.tokenize_chat.contexts import Context, Generated, Served, check_calls, check_tools, serve, serve_prompt
 from ops.tokenize_chat.habits import Habits, Results, around_turns, probe, probe_results
@@ -120,7 +121,8 @@ class ChatEncoder:
     @cached_property
     def habits(self) -> Habits:
         """What the template does with reasoning and calls."""
-        return self.template.finish(probe(self.template.thinks))
+        tags = [pair for pair in THOUGHT_TAGS if all(tag in self.template.special_tokens for tag in pair)]
+        return self.template.finish(probe(self.template.thinks, tags))
 
     @cached_property
     def results(self) -> Results:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
 from agent_rows import ASK, NAME, SUN, SUNNY, TEXTS, TOOLS, calls, conversation, say
-from agent_templates import TEMPLATES
+from agent_templates import EXTENDS, TEMPLATES
+from attrs import frozen
 from chat_server import ChatServer, is_probe, response
 from fake_stage import FakeStage, folder_digest
 from regenerate_cases import endpoint_config
@@ -103,11 +105,7 @@ CALL_HEADERS = {
 ANALYSIS = "<|channel|>analysis<|message|>{}<|end|><|start|>assistant"
 CALL = ANALYSIS.format("I need it.") + '{}<|message|>{{"city": "Paris"}}<|call|>'
 FINAL = ANALYSIS.format("Clear.") + "<|channel|>final<|message|>Sunny.<|return|>"
-PARSED_CALL = {
-    "id": "srv1",
-    "type": "function",
-    "function": {"name": NAME, "arguments": '{"city": "Paris"}'},
-}
+PARSED_CALL = {"id": "srv1", "type": "function", "function": {"name": NAME, "arguments": '{"city": "Paris"}'}}
 
 
 def parsed(text, calls=(), thought=None):
@@ -181,3 +179,83 @@ def test_a_call_of_gpt_oss_that_is_not_the_datas_ends_the_conversation_and_is_le
 def test_other_channels_and_headers_inside_a_call_of_gpt_oss_drop_the_sample(channels, tmp_path, written):
     with pytest.raises(DataError, match="no answer of the target is left"):
         answered(tmp_path, channels, Writer(channels, written))
+
+
+TOOLS_SHOWN = json.dumps(TOOLS, ensure_ascii=False)
+ARGUMENTS = '{"city": "Paris"}'
+# A system turn that names the tokens, which no template shows again, as in Magistral.
+HIDES = "{{- '<|im_start|>system\\nThink in [THINK][/THINK].<|im_end|>\\n' }}" + EXTENDS
+
+
+@frozen
+class Thinker:
+    """A target that thinks in special tokens: what it writes in CHAIN, and the texts before its two answers."""
+
+    template: str
+    eos: tuple[str, ...]
+    special: tuple[str, ...]
+    written: tuple[str, str]
+    asked: tuple[str, str]
+    enable_thinking: bool | None = None
+
+
+HIDDEN_ASK = (
+    "<|im_start|>system\nThink in [THINK][/THINK].<|im_end|>\n"
+    f"<|im_start|>system\nTools: {TOOLS_SHOWN}<|im_end|>\n<|im_start|>user\nWeather in Paris?<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+HIDDEN_CALL = f'<tool_call>\n{{"name": "{NAME}", "arguments": {ARGUMENTS}}}\n</tool_call><|im_end|>'
+SHOWN_ASK = f"<|turn>system\nTools: {TOOLS_SHOWN}<turn|>\n<|turn>user\nWeather in Paris?<turn|>\n<|turn>model\n"
+SHOWN_CALL = f"<|channel>thought\nI need it.\n<channel|><|tool_call>call:{NAME}{ARGUMENTS}<tool_call|><|tool_response>"
+THINKERS = {
+    "hidden in history": Thinker(
+        HIDES,
+        ("<|im_end|>",),
+        ("[THINK]", "[/THINK]"),
+        ("[THINK]I need it.[/THINK]" + HIDDEN_CALL, "[THINK]It says clear.[/THINK]Sunny.<|im_end|>"),
+        (
+            HIDDEN_ASK,
+            f"{HIDDEN_ASK}{HIDDEN_CALL}\n<|im_start|>user\n<tool_response>result: clear sky</tool_response><|im_end|>\n"
+            "<|im_start|>assistant\n",
+        ),
+    ),
+    "shown in history": Thinker(
+        TEMPLATES["prefilled"].text,
+        TEMPLATES["prefilled"].eos,
+        TEMPLATES["prefilled"].special,
+        (SHOWN_CALL, "<|channel>thought\nIt says clear.\n<channel|>Sunny.<turn|>"),
+        (SHOWN_ASK, f"{SHOWN_ASK}{SHOWN_CALL}<|result>result: clear sky<result|>"),
+        enable_thinking=True,
+    ),
+}
+SERVERS = {
+    "raw": None,
+    "parsed": [parsed(None, [PARSED_CALL], "I need it."), parsed("Sunny.", thought="It says clear.")],
+    "thought lost": [parsed(None, [PARSED_CALL]), parsed("Sunny.")],
+}
+
+
+@pytest.fixture(scope="module", params=THINKERS)
+def thinker(request, base, tmp_path_factory):
+    one = THINKERS[request.param]
+    return one, processor_of(tmp_path_factory.mktemp("thinker"), base, one.template, one.eos, one.special)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_every_answer_of_a_chain_is_kept_and_learnt_where_the_target_thinks_in_special_tokens(
+    thinker, tmp_path, server
+):
+    one, processor = thinker
+    thinking = {"enable_thinking": one.enable_thinking}
+    replies = Writer(processor, *one.written, parsed=copy.deepcopy(SERVERS[server]))
+    stage, bodies = answered(tmp_path, processor, replies, **thinking)
+    [row] = read_jsonl(stage.out_dir / "samples.jsonl")
+    call, answer = (message for message in row["messages"] if message["role"] == "assistant")
+    assert ("I need it.", "It says clear.") == (call["reasoning_content"], answer["reasoning_content"])
+    assert ([], "Sunny.") == (call["content"], answer["content"][0]["text"])
+    is_shown = one.enable_thinking is True
+    assert ("I need it." if is_shown else None) == bodies[1]["messages"][1].get("reasoning_content")
+    first, second = zip(one.asked, one.written, strict=True)
+    expected = [(first[0], [first[1], second[1]])] if is_shown else [(asked, [said]) for asked, said in (first, second)]
+    assert expected == learnt(tmp_path / "tokens", stage, processor, **thinking)
+    assert second[0].startswith("".join(first)) == is_shown
