@@ -23,10 +23,12 @@ ALGORITHMS = {
     "dflash": "known to SGLang and vLLM, the cheapest step, no teacher",
     "dflash2": "known to SGLang; a dearer step (convolutions, a selector), no teacher",
     "dspark": "known to SGLang; a dearer step (the target's logits too), a teacher",
+    "lilicorr": "known to SGLang; a dearer step (a transformer over candidates), a teacher",
 }
 ANSWERS_AGAIN = "a log has earlier answers again in later requests, and each is learnt once"
 WITHOUT = "blocks through this target's cache do not give what single tokens give"
 RECOMMENDED = "dflash"
+TAUGHT = [name for name, what in ALGORITHMS.items() if what.endswith(", a teacher")]
 OTHERS = [name for name in ALGORITHMS if name != RECOMMENDED]
 
 
@@ -268,7 +270,7 @@ def _capture(target: Target | None, dtype: str, advice: Advice) -> list[str]:
         'target = "@target"',
         f"num_layers = {target.num_layers if target is not None else 5}",
         *_dtype("dtype", dtype),
-        f"{'# final_hidden = true':33} # the teacher of dspark, one layer's features more: see [node.train]",
+        f"{'# final_hidden = true':33} # the teacher of {', '.join(TAUGHT)}: one layer's features more ([node.train])",
         '# backend = "sglang"              # the engine that serves, if it is installed: docs/sglang.md',
     ]
 
@@ -311,7 +313,7 @@ def _algorithm(advice: Advice) -> list[str]:
     """Lines that set the recommended algorithm, and tell how to choose another."""
     teacher = "captured with the features" if advice.online else "final_hidden = true in [node.capture]"
     others = [
-        _noted(f'# algorithm = "{name}"', f"{ALGORITHMS[name]}{f': {teacher}' if name == 'dspark' else ''}")
+        _noted(f'# algorithm = "{name}"', f"{ALGORITHMS[name]}{f': {teacher}' if name in TAUGHT else ''}")
         for name in OTHERS
     ]
     return [_noted(f'algorithm = "{RECOMMENDED}"', f"{ALGORITHMS[RECOMMENDED]}; docs/drafts.md compares"), *others]

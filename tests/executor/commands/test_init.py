@@ -480,17 +480,17 @@ def test_an_algorithm_is_recommended_with_its_reason_and_each_other_one_is_a_lin
     assert "algorithm: dflash, known to SGLang and vLLM, the cheapest step, no teacher" in capsys.readouterr().out
     assert "dflash" == nodes(project / "pipeline.toml")["train"]["algorithm"]
     text = (project / "pipeline.toml").read_text()
-    for name in ("dflash2", "dspark"):
+    for name in ("dflash2", "dspark", "lilicorr"):
         other = text.replace('\nalgorithm = "dflash" ', '\n# algorithm = "dflash" ')
         other = other.replace(f'# algorithm = "{name}"', f'algorithm = "{name}"')
-        if name == "dspark":
+        if name != "dflash2":
             assert ("final_hidden = true in [node.capture]" in other) == stored
             other = other.replace("# final_hidden = true", "final_hidden = true")
         (project / "other.toml").write_text(other)
         assert 0 == main(["plan", "other.toml"]), name
         graph = read_graph(project / "other.toml")
         assert name == graph.nodes["train"].config.algorithm
-        assert "capture" not in graph.nodes or graph.nodes["capture"].config.final_hidden == (name == "dspark")
+        assert "capture" not in graph.nodes or graph.nodes["capture"].config.final_hidden == (name != "dflash2")
 
 
 @pytest.mark.parametrize(
