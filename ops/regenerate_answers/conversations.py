@@ -34,7 +34,7 @@ from ops.regenerate_answers.shards import Answer, Key, turns_of
 from ops.tokenize_chat.channels import split_call, without_channels
 from ops.tokenize_chat.contexts import SHORT_IDS, as_shown, calls_text
 from ops.tokenize_chat.encode import LAST, ChatEncoder, load_images, num_images, prompt_ids, prompt_sample
-from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Tools
+from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Tools, value_or_unusable
 
 
 @frozen
@@ -173,10 +173,22 @@ class Prompts:
         tags = (tag for pair in self.encoder.habits.thoughts for tag in pair)
         return token in self.encoder.headers and token not in tags
 
-    def count(self, messages: Messages, tools: Tools) -> int:
-        """Tokens of the last answer in tokenize_chat, EOS included. Raises Unusable."""
-        encoded = self.encoder.encode(messages, tools=tools)
-        return int(encoded.loss_mask[encoded.prompt_tokens :].sum())
+    def count(self, sample_id: str, messages: Messages, tools: Tools, is_cut: bool) -> int | None:
+        """Tokens of the last answer in served contexts, without EOS; None where the template does not show it whole.
+
+        is_cut: whether it was cut off, so that it may end inside a thought. Raises Unusable for special tokens.
+        """
+        cut = [False] * (sum(message["role"] == "assistant" for message in messages) - 1) + [is_cut]
+        [served] = self.encoder.of_last.serve_batch([messages], [cut], [sample_id], [tools])
+        if isinstance(served, Unusable):
+            if served.reason == SPECIAL_IN_TEXT:
+                raise served
+            return None
+        encoded = value_or_unusable(self.encoder.encode_context, messages, served.contexts[-1])
+        if isinstance(encoded, Unusable):
+            return None
+        last = encoded.input_ids[encoded.loss_mask][-1:].tolist()
+        return encoded.loss_tokens - any(token in self.encoder.processor.eos_token_ids for token in last)
 
     def length(self, text: str) -> int:
         """The number of tokens of a text."""

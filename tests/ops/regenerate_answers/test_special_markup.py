@@ -47,12 +47,13 @@ def processor_of(folder, base, template, eos, special):
 
 
 class Writer:
-    """A server whose target writes given texts, one after the other, and reports their ids.
+    """A server whose target writes given texts, one after the other, and reports their ids, or only how many.
 
     parsed: the answer as the server's parsers leave it, for each text; None without parsers.
     """
 
-    def __init__(self, processor, *written, parsed=None):
+    def __init__(self, processor, *written, parsed=None, reports_ids=True):
+        self.reports_ids = reports_ids
         self.tokenizer = AutoTokenizer.from_pretrained(processor)
         self.written = iter(zip(written, parsed or [None] * len(written), strict=True))
 
@@ -62,8 +63,9 @@ class Writer:
         text, parsed = next(self.written)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         answer = parsed or response(self.tokenizer.decode(ids[:-1]))
-        answer["choices"][0]["token_ids"] = ids
-        return answer
+        if self.reports_ids:
+            answer["choices"][0]["token_ids"] = ids
+        return answer | {"usage": {"completion_tokens": len(ids)}}
 
 
 def answered(folder, processor, server, messages=CHAIN, **options):
@@ -259,3 +261,36 @@ def test_every_answer_of_a_chain_is_kept_and_learnt_where_the_target_thinks_in_s
     expected = [(first[0], [first[1], second[1]])] if is_shown else [(asked, [said]) for asked, said in (first, second)]
     assert expected == learnt(tmp_path / "tokens", stage, processor, **thinking)
     assert second[0].startswith("".join(first)) == is_shown
+
+
+REWRITING = {"strips": False, "endless": None, "rewrites": None}  # enable_thinking of templates that rewrite history
+
+
+@pytest.fixture(scope="module", params=REWRITING)
+def rewriting(request, base, tmp_path_factory):
+    one = TEMPLATES[request.param]
+    folder = processor_of(tmp_path_factory.mktemp("rewriting"), base, one.text, one.eos, one.special)
+    return request.param, one, folder
+
+
+def test_without_ids_answers_count_in_the_contexts_of_a_server_where_a_template_rewrites_history(rewriting, tmp_path):
+    name, template, processor = rewriting
+    thinking = {"enable_thinking": REWRITING[name]}
+    ends = ("<|observation|>", "<|user|>") if name == "endless" else ("", "")
+    spoken = [template.writes(CHAIN[place], REWRITING[name]) + end for place, end in zip((1, 3), ends, strict=True)]
+
+    def asked(folder, *written, text=None):
+        replies = [parsed(text, [PARSED_CALL]), parsed("Sunny.")]
+        server = Writer(processor, *written, parsed=replies, reports_ids=False)
+        stage, _ = answered(folder, processor, server, **thinking)
+        return stage, stage.metric("regenerate/retokenised_differently")
+
+    stage, differently = asked(tmp_path / "same", *spoken)
+    assert ([0], 4) == (differently, len(next(iter(read_jsonl(stage.out_dir / "samples.jsonl")))["messages"]))
+    runs = [run for _, found in learnt(tmp_path / "tokens", stage, processor, **thinking) for run in found]
+    assert [spoken[0], spoken[1].removesuffix(ends[1])] == runs
+    _, differently = asked(tmp_path / "more", spoken[0], "Hm. " + spoken[1])
+    assert [1] == differently
+    if name == "rewrites":  # it does not show the text beside a call
+        _, differently = asked(tmp_path / "lost", "I look." + spoken[0], spoken[1], text="I look.")
+        assert [1] == differently
