@@ -39,10 +39,14 @@ from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Tools, value_o
 
 @frozen
 class Prompts:
-    """The target's chat encoder for prompts of samples. folder: that of their image packs."""
+    """The target's chat encoder for prompts of samples.
+
+    folder: that of their image packs. keeps_reasoning: whether prompts have the reasoning of earlier answers.
+    """
 
     encoder: ChatEncoder
     folder: Path
+    keeps_reasoning: bool = True
 
     @classmethod
     def load(cls, config: RegenerateAnswers, target: TargetModel | None, folder: Path) -> Prompts:
@@ -66,7 +70,7 @@ class Prompts:
         check_context(config, Path(source))  # after the checks of what the directory links to
         encoder = ChatEncoder(processor, config.enable_thinking)
         encoder.last_only = encoder.template.has_channels  # such a template closes no earlier answer
-        return cls(encoder, folder)
+        return cls(encoder, folder, config.history_reasoning == "kept")
 
     @property
     def warnings(self) -> list[str]:
@@ -85,7 +89,7 @@ class Prompts:
 
     def shown(self, messages: Messages) -> Messages:
         """The messages as a server gives them to the chat template: reasoning is under the key that it shows."""
-        return as_shown(self.encoder.habits, messages, keeps_reasoning=True)[1]
+        return as_shown(self.encoder.habits, messages, self.keeps_reasoning)[1]
 
     def opens_thought(self, row: dict[str, Any]) -> bool:
         """Whether the generation prompt after a row's messages opens a thought, so that answers lack the tag."""
@@ -179,7 +183,7 @@ class Prompts:
         is_cut: whether it was cut off, so that it may end inside a thought. Raises Unusable for special tokens.
         """
         cut = [False] * (sum(message["role"] == "assistant" for message in messages) - 1) + [is_cut]
-        [served] = self.encoder.of_last.serve_batch([messages], [cut], [sample_id], [tools])
+        [served] = self.encoder.of_last.serve_batch([messages], [cut], [sample_id], [tools], self.keeps_reasoning)
         if isinstance(served, Unusable):
             if served.reason == SPECIAL_IN_TEXT:
                 raise served

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 
 import pytest
 from agent_rows import ASK, NAME, SUN, SUNNY, TEXTS, TOOLS, calls, conversation, say
@@ -20,8 +21,11 @@ from dsl.op import Ref
 from ops.artifacts import ImageSamples, TokenShards
 from ops.lib.data.files import json_line, read_jsonl
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.vision.processor import load_processor
+from ops.regenerate_answers.conversations import Prompts
 from ops.regenerate_answers.run import regenerate_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
+from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 
@@ -294,3 +298,22 @@ def test_without_ids_answers_count_in_the_contexts_of_a_server_where_a_template_
     if name == "rewrites":  # it does not show the text beside a call
         _, differently = asked(tmp_path / "lost", "I look." + spoken[0], spoken[1], text="I look.")
         assert [1] == differently
+
+
+def test_answers_behind_dropped_reasoning_are_learnt_behind_it_or_refused(base, tmp_path):
+    one = THINKERS["shown in history"]
+    processor = processor_of(tmp_path / "processor", base, one.template, one.eos, one.special)
+    options = {"enable_thinking": True, "history_reasoning": "dropped"}
+    stage, bodies = answered(tmp_path, processor, Writer(processor, *one.written), **options)
+    assert "reasoning_content" not in bodies[1]["messages"][1]
+    [row] = read_jsonl(stage.out_dir / "samples.jsonl")
+    assert "I need it." == row["messages"][1]["reasoning_content"]
+    without = one.asked[1].replace("<|channel>thought\nI need it.\n<channel|>", "")
+    expected = [(one.asked[0], [one.written[0]]), (without, [one.written[1]])]
+    assert expected == learnt(tmp_path / "tokens", stage, processor, **options)
+    own = Prompts(ChatEncoder(load_processor(str(processor)), True), tmp_path, keeps_reasoning=False)
+    ids, _ = own.ids(row | {"messages": row["messages"][:3]})
+    assert without == AutoTokenizer.from_pretrained(processor).decode(ids)
+    said = 'the answers were generated with history_reasoning = "dropped", and this node has "kept": give'
+    with pytest.raises(DataError, match=re.escape(said)):
+        learnt(tmp_path / "kept", stage, processor, enable_thinking=True)
