@@ -189,11 +189,12 @@ class Answered:
 
     has_target: whether the target was a node's, None if unknown. target: its identity. chat_template: SHA-256 of the
     one given by the user. templates: SHA-256 of those in the processor's directory, None if unknown. processor: from
-    `pinned_model`. longest: tokens that no answer exceeds. An artifact only records enable_thinking, so that a server's
+    `pinned_model`. longest: tokens that no answer exceeds. An artifact only records the first two, so that a server's
     answers and those of a node's target can be the same artifact.
     """
 
     enable_thinking: bool | None
+    history_reasoning: str = "kept"
     has_target: bool | None = None
     target: str | None = None
     chat_template: str | None = None
@@ -204,7 +205,11 @@ class Answered:
     @classmethod
     def read(cls, file: Path) -> Answered:
         """Read the settings from answered.json of an artifact."""
-        return cls(enable_thinking=read_object(file).get("enable_thinking"))
+        settings = read_object(file)
+        return cls(
+            enable_thinking=settings.get("enable_thinking"),
+            history_reasoning=settings.get("history_reasoning", "kept"),  # older artifacts have none
+        )
 
 
 @frozen(kw_only=True)

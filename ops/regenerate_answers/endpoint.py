@@ -242,9 +242,10 @@ class EndpointAnswerer:
             return conversation.judged(answer, lambda _: self.prompts.takes(written, ids))
         if reply.tokens is None:
             return conversation.judged(answer, lambda _: True)
-        cut = end != "stop"
+        is_cut, name = end != "stop", conversation.row["id"]
+        said_tokens = reply.tokens - (not is_cut)  # without EOS, which some templates write only before the next turn
         return conversation.judged(
-            answer, lambda messages: self.prompts.count(messages, request.tools) - cut == reply.tokens
+            answer, lambda messages: self.prompts.count(name, messages, request.tools, is_cut) == said_tokens
         )
 
     def _prompted_differently(self, conversation: Conversation, request: Request, reply: Reply) -> bool:
