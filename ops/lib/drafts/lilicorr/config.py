@@ -268,8 +268,8 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _power_of_2(_instance: Any, _attribute: object, count: int) -> None:
-    if count & (count - 1) or not 1 <= count <= MOST_CANDIDATES:
-        raise ValueError(f"'candidates' {CANDIDATES}: {count}")
+    if count & (count - 1) or not 2 <= count <= MOST_CANDIDATES:  # of a single one there is nothing to learn
+        raise ValueError(f"'candidates' must be a power of two from 2 to {MOST_CANDIDATES}: {count}")
 
 
 def _divides(instance: Any, _attribute: object, heads: int) -> None:
@@ -298,7 +298,7 @@ class LilicorrOptions:
     candidates: int = field(
         default=8,
         validator=_power_of_2,
-        help=f"tokens of each slot that the lattice holds, a power of two up to {MOST_CANDIDATES}",
+        help=f"tokens of each slot that the lattice holds, a power of two from 2 to {MOST_CANDIDATES}",
     )
     width: int = field(default=1024, validator=AT_LEAST_1, help="of the transformer over the candidates")
     layers: int = field(default=2, validator=AT_LEAST_1, help="of that transformer")

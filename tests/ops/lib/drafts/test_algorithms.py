@@ -171,6 +171,8 @@ def test_candidates_that_sglang_cannot_walk_are_refused(candidates):
 def test_an_objective_without_a_term_is_refused():
     with pytest.raises(ValueError, match="base = 0 and selector = 0 leave nothing to train for"):
         Dflash2Options(base=0, selector=0)
+    with pytest.raises(ValueError, match="cross_entropy = 0, hinge = 0 and regret = 0 train no lattice"):
+        LilicorrOptions(cross_entropy=0, regret=0)
     with pytest.raises(ValueError, match="base = 0 and l1 = 0 without a confidence head leave nothing to train for"):
         DsparkOptions(base=0, l1=0, confidence_head=False)
 
@@ -188,6 +190,18 @@ def test_sizes_that_do_not_fit_are_named_as_in_a_pipeline_and_as_served():
         "dflash2.group (conv_group_size): 3 does not divide hidden_size = 8",
         "dflash2.candidates (selector_top_k): 16 of a vocabulary of 13",
     ] == [line.strip() for line in str(error.value).splitlines()[1:]]
+    with pytest.raises(ConfigError) as error:
+        random_case(1, algorithm=Lilicorr(candidates=32, width=6, heads=4, taps=2))
+    assert [
+        "lilicorr.candidates (lilicorr_candidate_topk): must be a power of two up to 16, or engines refuse to start, "
+        "got 32",
+        "lilicorr.candidates (lilicorr_candidate_topk): 32 of a vocabulary of 13",
+        "lilicorr.heads (lilicorr_num_heads): 4 does not divide width = 6",
+        "lilicorr.taps (conv_kernel_size): 2, and lilicorr.group (conv_group_size) is 0: both must be at least 1, or "
+        "both 0 for no convolution",
+    ] == [line.strip() for line in str(error.value).splitlines()[1:]]
+    with pytest.raises(ValueError, match="'candidates' must be a power of two from 2 to 16: 1"):
+        LilicorrOptions(candidates=1)
     with pytest.raises(ConfigError, match=r"dspark\.rank \(markov_rank\): must be at least 1, got 0"):
         random_case(1, algorithm=Dspark(rank=0))
 
@@ -207,7 +221,9 @@ def test_a_confidence_head_is_always_trained():
 def test_no_start_is_dead():
     """Whatever is zero at the start has a gradient, or gets one once its partner has moved."""
     for name, (algorithm, own) in CASES.items():
-        case = random_case(4, samples=3, block_size=6, algorithm=algorithm)
+        if isinstance(algorithm, Lilicorr):  # whose terms count behind true tokens that are candidates
+            algorithm = evolve(algorithm, candidates=8)
+        case = random_case(4, samples=4, block_size=4, algorithm=algorithm)
         model = DraftModel(case.config).double()
         model.initialise(0)
         moved = set()
