@@ -57,7 +57,8 @@ class Survey:
     """The result of a survey of the data.
 
     forms: of the sources. proposal: of columns, if the rows have other ones than `ingest` reads. dropped: reason ->
-    samples; examples: reason -> one of them. reasoning: samples with an answer that includes reasoning. decoded,
+    samples; examples: reason -> one of them. with_tools, with_calls: samples that name tools, and those that call any.
+    reasoning: samples with an answer that includes reasoning. decoded,
     broken: images that were examined, and those that inject_images rejects.
     examined, spoilt: samples of the former, and of the latter; spoilt ones are dropped, and count nowhere else.
     unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples. given: splits that the data
@@ -75,6 +76,8 @@ class Survey:
     samples: int = 0
     with_images: int = 0
     several_images: int = 0
+    with_tools: int = 0
+    with_calls: int = 0
     unanswered: int = 0
     reasoning: int = 0
     duplicates: int = 0
@@ -188,6 +191,8 @@ def _count(found: Survey, sample: RawSample) -> None:
     found.samples += 1
     found.with_images += bool(sample.images)
     found.several_images += len(sample.images) > 1
+    found.with_tools += bool(sample.tools)
+    found.with_calls += any(turn.tool_calls for turn in sample.turns)
     found.unanswered += sample.turns[-1].role != "assistant"
     found.reasoning += any(map(_reasons, sample.turns))
     found.duplicates += sample.draw_id is not None
