@@ -17,7 +17,8 @@ Rows of other columns become such before (ops/ingest/row_forms.py), and their to
 An answer that is null or empty is none: the row is a prompt. A turn has
 `role` (or `from`: human, gpt) and `content` (or `text`, `value`). A content is a text, in which <image> means the next
 of the row's images, or a list of parts: {"type": "text", "text"}, {"type": "image_url", "image_url": {"url"}},
-{"type": "image", "image"}; an image part without its own image means the next of the row's images. `image` and
+{"type": "image", "image"}, and Anthropic's {"type": "image", "source"}; an image part without its own image means the
+next of the row's images. `image` and
 `images` are one image or a list (ops/ingest/image_values.py); without placeholders they are placed at the start of the
 first user turn. `id`, `split`, `system`, `label`, the correct answer, and `category`, by which tau is reported, are
 optional.
@@ -55,6 +56,7 @@ from dsl.errors import did_you_mean
 from ops.ingest.image_values import AUDIO, IMAGE_NAMES, VIDEO, ImageFinder, is_image_value
 from ops.ingest.row_values import (
     CALL_ROLES,
+    IMAGE_KINDS,
     INVALID_TEXT,
     RESULT_PART,
     RESULT_ROLES,
@@ -63,6 +65,7 @@ from ops.ingest.row_values import (
     first_value,
     is_none,
     is_valid_text,
+    part_image,
     part_kind,
     turn_role,
 )
@@ -126,13 +129,6 @@ def turn_list(row: dict[str, Any]) -> list[Any]:
 def row_images(row: dict[str, Any]) -> list[Any]:
     """The images in the columns `image` or `images` of a row."""
     return _as_list(row.get("images")) or _as_list(row.get("image"))
-
-
-def part_image(part: dict[str, Any]) -> Any:
-    """The image in a content part, or None."""
-    if part.get("base64") is not None:
-        return {"base64": part["base64"]}
-    return next((part[name] for name in ("image", "image_url", "url", "path") if not is_none(part.get(name))), None)
 
 
 def _questions(row: dict[str, Any]) -> list[str]:
@@ -495,7 +491,7 @@ def _of_part(part: dict[str, Any], role: str) -> list[str | Placed]:
     kind = part_kind(part)
     if kind in ("text", "input_text"):
         return _of_text(str(part["text"]), role)
-    if kind in ("image", "image_url", "input_image"):
+    if kind in IMAGE_KINDS:
         index = part.get("index")
         return [Placed(part_image(part), index if isinstance(index, int) else None)]
     for name, reason in (("video", VIDEO), ("audio", AUDIO)):

@@ -15,7 +15,7 @@ from ops.tokenize_chat.template import Rendering, Renderings, Text
 THOUGHT, WORDS, SAID = map(chr, range(0xF0000, 0xF0003))  # in no sample: probes are conversations of their own
 KEYS = ("reasoning_content", "thinking", "reasoning")
 IN_TEXT = "content"  # of a template that takes thoughts in the text of an answer
-LONG_ID, SHORT_ID = "call_0123456789", "call00001"
+LONG_ID, SHORT_ID, OTHER_ID = "call_0123456789", "call00001", "call00002"
 NAME = "look"
 NEAR = 60  # characters of the end of a prompt
 TOOL = {
@@ -97,6 +97,33 @@ def probe(thinks: bool) -> Renderings[Habits]:
     return Habits(reasoning, tags, long.absent and not short.absent, markup)
 
 
+@frozen
+class Results:
+    """What a template does with results of tools.
+
+    shows_images   whether it shows their images
+    by_call        whether it shows them in the order of their calls, whatever their own order is
+    """
+
+    shows_images: bool
+    by_call: bool
+
+
+def probe_results(image_token: str) -> Renderings[Results]:
+    """Find what a template does with results. image_token: what it writes for an image."""
+    asked, one, other = _say("user"), _call(""), _call("", OTHER_ID)
+    both = {**one, "tool_calls": [*one["tool_calls"], *other["tool_calls"]]}
+    last, first = _seen(OTHER_ID, WORDS), _seen(SHORT_ID, SAID)
+    alone, turned = yield [
+        Rendering(messages, tools=[TOOL], may_fail=True)
+        for messages in ([asked, one, first], [_say("user", THOUGHT), both, last, first])
+    ]
+    return Results(
+        shows_images=image_token in alone.text,
+        by_call=WORDS in turned.text and 0 <= turned.text.find(SAID) < turned.text.find(WORDS),
+    )
+
+
 def _markup(
     prompt: str, shown: Sequence[tuple[str, str]], tags: Sequence[tuple[str, str]], answers: Sequence[Text]
 ) -> Markup:
@@ -140,6 +167,11 @@ def _call(text: str, call_id: str = SHORT_ID) -> dict[str, Any]:
 
 def _result(call_id: str) -> dict[str, Any]:
     return _say("tool", tool_call_id=call_id, name=NAME)
+
+
+def _seen(call_id: str, text: str) -> dict[str, Any]:
+    result = _result(call_id)
+    return {**result, "content": [{"type": "image"}, {"type": "text", "text": text}]}
 
 
 def _tags(shown: str) -> list[tuple[str, str]]:

@@ -89,8 +89,8 @@ def thought_warning(templates: Iterable[str], special_tokens: Collection[str] | 
     if any(map(is_harmony, texts)):
         return (
             "the chat template writes answers in channels (gpt-oss): the channels analysis and final are kept as "
-            "reasoning and answer, and answers with any other channel (tools) are dropped. It closes only the last "
-            'answer, so conversations of several turns need contexts = "served" of tokenize_chat, or '
+            "reasoning and answer, calls of tools as calls, and answers with anything else are dropped. It closes only "
+            'the last answer, so conversations of several turns need contexts = "served" of tokenize_chat, or '
             'train_on = "last"; answers without '
             "reasoning are learnt without the analysis that the target always writes"
         )

@@ -21,7 +21,7 @@ from dsl.errors import DataError
 from ops.ingest.image_values import MISSING, OUTSIDE, encoded_image
 from ops.ingest.op import LABEL, Columns, Ingest
 from ops.ingest.read import Reading, WithoutRow, images_without_row, read_samples
-from ops.ingest.sample import END_OF_THOUGHT, THINK, DroppedSample, ImagePart, RawSample, Turn
+from ops.ingest.sample import END_OF_THOUGHT, IMAGE, THINK, DroppedSample, ImagePart, RawSample, Turn
 from ops.ingest.source import UnknownFormat, find_format
 from ops.ingest.splits import split_of
 from ops.lib.data.sample_account import Unusable
@@ -58,12 +58,13 @@ class Survey:
 
     forms: of the sources. proposal: of columns, if the rows have other ones than `ingest` reads. dropped: reason ->
     samples; examples: reason -> one of them. with_tools, with_calls: samples that name tools, and those that call any.
-    reasoning: samples with an answer that includes reasoning. decoded,
-    broken: images that were examined, and those that inject_images rejects.
-    examined, spoilt: samples of the former, and of the latter; spoilt ones are dropped, and count nowhere else.
-    unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples. given: splits that the data
-    names. lengths: of up to MEASURED samples, counted with `exact` and `rules`; token_ids: all that these
-    gave. Names of classes do not count as answers, since the target's answers replace them.
+    reasoning: samples with an answer that includes reasoning. decoded, broken: images that were examined, and those
+    that inject_images rejects. examined, spoilt: samples of the former, and of the latter; spoilt ones are dropped, and
+    count nowhere else.
+    placed_images: samples with several images, or with one in a tool's result. unnamed: images without a caption.
+    splits: for each of FRACTIONS, split -> samples. given: splits that the data names. lengths: of up to MEASURED
+    samples, counted with `exact` and `rules`; token_ids: all that these gave. Names of classes do not count as answers,
+    since the target's answers replace them.
     """
 
     sources: tuple[Path, ...]
@@ -75,7 +76,7 @@ class Survey:
     rules: PixelRules | OwnRules
     samples: int = 0
     with_images: int = 0
-    several_images: int = 0
+    placed_images: int = 0
     with_tools: int = 0
     with_calls: int = 0
     unanswered: int = 0
@@ -190,7 +191,9 @@ def percentile(values: list[int], share: float) -> int:
 def _count(found: Survey, sample: RawSample) -> None:
     found.samples += 1
     found.with_images += bool(sample.images)
-    found.several_images += len(sample.images) > 1
+    found.placed_images += len(sample.images) > 1 or any(
+        turn.role == "tool" and IMAGE in turn.content for turn in sample.turns
+    )
     found.with_tools += bool(sample.tools)
     found.with_calls += any(turn.tool_calls for turn in sample.turns)
     found.unanswered += sample.turns[-1].role != "assistant"

@@ -101,7 +101,8 @@ def _about_data(found: Survey) -> list[str]:
     samples = f"{_samples(found.usable)} ({', '.join(dict.fromkeys(found.forms))})"
     lines = [f"data: {samples}, {found.usable - texts:,} with images, {texts:,} text only"]
     if found.with_tools or found.with_calls:
-        tools, calls = (f"{part:,} ({100 * part / found.samples:.0f} %)" for part in (found.with_tools, found.with_calls))
+        counts = (found.with_tools, found.with_calls)
+        tools, calls = (f"{count:,} ({100 * count / found.samples:.0f} %)" for count in counts)
         lines.append(f"tools: {tools} of {_samples(found.samples)} with tools, {calls} with calls of them")
     if found.proposal is not None:
         lines.append(f"columns: {found.proposal.why}")
@@ -194,8 +195,9 @@ def _inject(found: Survey) -> list[str]:
     if not found.with_images:
         return ["[node.inject]                     # texts pass through", 'op = "inject_images"', 'samples = "@ingest"']
     lines = ["[node.inject]", 'op = "inject_images"', 'samples = "@ingest"']
-    if found.several_images:
-        lines.append(f'image_policy = "in-place"         # {_samples(found.several_images)} with several images')
+    if found.placed_images:
+        of = f"{_samples(found.placed_images)} with several images, or with one in a tool's result"
+        lines.append(f'image_policy = "in-place"         # {of}')
     return lines
 
 
