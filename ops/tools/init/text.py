@@ -103,6 +103,10 @@ def _about_data(found: Survey) -> list[str]:
     texts = found.samples - found.with_images
     samples = f"{_samples(found.usable)} ({', '.join(dict.fromkeys(found.forms))})"
     lines = [f"data: {samples}, {found.usable - texts:,} with images, {texts:,} text only"]
+    if found.with_tools or found.with_calls:
+        counts = (found.with_tools, found.with_calls)
+        tools, calls = (f"{count:,} ({100 * count / found.samples:.0f} %)" for count in counts)
+        lines.append(f"tools: {tools} of {_samples(found.samples)} with tools, {calls} with calls of them")
     if found.proposal is not None:
         lines.append(f"columns: {found.proposal.why}")
     for reason, count in found.dropped.most_common():

@@ -300,6 +300,23 @@ def test_rows_of_questions_are_surveyed_as_ingest_reads_them(project: Path, row:
         assert kept is nodes(project / "pipeline.toml")["ingest"].get("require_answers")
 
 
+def test_samples_with_tools_and_with_calls_are_counted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tool = {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {}}}
+    call = {"type": "function", "function": {"name": "now", "arguments": {}}}
+    asked = {"role": "user", "content": "What time is it?"}
+    called = [asked, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "noon"}]
+    said = {"role": "assistant", "content": "It is noon."}
+    rows = [{"messages": [asked, said]}] * 5
+    rows += [{"messages": [asked, said], "tools": [tool]}] * 2 + [{"messages": [*called, said], "tools": [tool]}]
+    (project / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert 0 == main(["init", "data.jsonl"])
+    line = "tools: 3 (38 %) of 8 samples with tools, 1 (12 %) with calls of them"
+    assert line in capsys.readouterr().out.splitlines()
+    assert f"# {line}" in (project / "pipeline.toml").read_text().splitlines()
+    assert 0 == main(["init", str(chat(project / "chat.jsonl", 30)), "-o", "plain.toml"])
+    assert "tools:" not in capsys.readouterr().out
+
+
 def test_large_images_get_a_limit_and_broken_ones_are_counted(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
