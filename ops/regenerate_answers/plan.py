@@ -106,6 +106,7 @@ def _trial_notes(config: RegenerateAnswers, artifact: Path, target: TargetForeca
 def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesForecast | None) -> SamplesForecast:
     answered = Answered(
         enable_thinking=config.enable_thinking,
+        tools_as=config.tools_as,
         has_target=config.target is not None,
         target=identity_of(context.inputs["target"]),
         chat_template=template_digest(config.chat_template),
@@ -116,7 +117,8 @@ def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesFo
     if context.artifact is not None:
         made = SamplesForecast.read(context.artifact, context.identity)
         if made.answered is not None:  # it holds how they were generated, and the node where
-            made = evolve(made, answered=evolve(answered, enable_thinking=made.answered.enable_thinking))
+            thinking, tools_as = made.answered.enable_thinking, made.answered.tools_as
+            made = evolve(made, answered=evolve(answered, enable_thinking=thinking, tools_as=tools_as))
         return made
     return SamplesForecast(
         identity=context.identity,

@@ -57,10 +57,10 @@ class Survey:
     """The result of a survey of the data.
 
     forms: of the sources. proposal: of columns, if the rows have other ones than `ingest` reads. dropped: reason ->
-    samples; examples: reason -> one of them. reasoning: samples with an answer that includes reasoning. decoded,
-    broken: images that were examined, and those that inject_images rejects.
-    examined, spoilt: samples of the former, and of the latter; spoilt ones are dropped, and count nowhere else.
-    unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples. given: splits that the data
+    samples; examples: reason -> one of them. reasoning: samples with an answer that includes reasoning. tools: samples
+    with tools. decoded, broken: images that were examined, and those that inject_images rejects. examined, spoilt:
+    samples of the former, and of the latter; spoilt ones are dropped, and count nowhere else. unnamed: images without a
+    caption. splits: for each of FRACTIONS, split -> samples. given: splits that the data
     names. lengths: of up to MEASURED samples, counted with `exact` and `rules`; token_ids: all that these
     gave. Names of classes do not count as answers, since the target's answers replace them.
     """
@@ -77,6 +77,7 @@ class Survey:
     several_images: int = 0
     unanswered: int = 0
     reasoning: int = 0
+    tools: int = 0
     duplicates: int = 0
     dropped: Tally[str] = Factory(Tally)
     examples: dict[str, str] = Factory(dict)
@@ -190,6 +191,7 @@ def _count(found: Survey, sample: RawSample) -> None:
     found.several_images += len(sample.images) > 1
     found.unanswered += sample.turns[-1].role != "assistant"
     found.reasoning += any(map(_reasons, sample.turns))
+    found.tools += bool(sample.tools)
     found.duplicates += sample.draw_id is not None
     if sample.split is not None:
         found.given.add(sample.split)
