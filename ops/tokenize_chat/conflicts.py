@@ -48,7 +48,8 @@ def _of_answers(config: TokenizeChat, answered: Answered, target: TargetStated |
         yield "enable_thinking", f"the answers were generated with {asked}, and this node has {here}: {remedy}"
     if config.tools_as != answered.tools_as:
         remedy = f"{SAME} tools_as, or answers and prompts do not fit each other"
-        yield "tools_as", f'the answers were generated with "{answered.tools_as}", and this node has another: {remedy}'
+        asked = f'tools as "{answered.tools_as}", and this node has "{config.tools_as}"'
+        yield "tools_as", f"the answers were generated with {asked}: {remedy}"
     if answered.longest is not None and not config.prompts_only and answered.longest < config.min_loss_tokens:
         yield (
             "min_loss_tokens",
