@@ -19,7 +19,7 @@ from ops.check_export.served_prompts import LiveResult, LiveUnavailable, Prompt
 from ops.export_draft.card import (
     UNREAD,
     rotary_warning,
-    tools_warning,
+    tool_form_warning,
     with_measured,
     with_served_tag,
 )
@@ -168,7 +168,7 @@ def image_warnings(tokens: Mapping[str, Any]) -> list[str]:
 def tool_warnings(tokens: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     """A warning if the engines that the draft was exported for show tools otherwise than the training did."""
     versions = versions_of(config["dflow"].get("engine"))
-    warning = tools_warning(tokens, versions, formats_of(config))
+    warning = tool_form_warning(tokens, versions, formats_of(config))
     return [] if warning is None else [warning]
 
 

@@ -190,7 +190,7 @@ def _serving(facts: CardFacts) -> str:
             "default, and the two differ when an image is resized, so the command names that of the training."
         )
     captured = facts.training["captured"] if facts.training is not None else {}
-    if warning := tools_warning(captured, served.versions, facts.formats):
+    if warning := tool_form_warning(captured, served.versions, facts.formats):
         text.append(f"{warning[0].upper()}{warning[1:]}.")
     if served.pixels:
         text.append(
@@ -200,7 +200,7 @@ def _serving(facts: CardFacts) -> str:
     return "\n\n".join(text)
 
 
-def tools_warning(tokens: Mapping[str, Any], versions: Iterable[str], formats: Collection[str]) -> str | None:
+def tool_form_warning(tokens: Mapping[str, Any], versions: Iterable[str], formats: Collection[str]) -> str | None:
     """A warning if engines show tools otherwise than the training did; None if it used the form of one of them.
 
     tokens: tokens.json of the training, or what its features keep of that. versions: those of SGLang that may serve.
