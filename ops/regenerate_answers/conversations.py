@@ -68,7 +68,7 @@ class Prompts:
             chat_template=read_chat_template(config.chat_template),
         )
         check_context(config, Path(source))  # after the checks of what the directory links to
-        encoder = ChatEncoder(processor, config.enable_thinking)
+        encoder = ChatEncoder(processor, config.enable_thinking, tools_as=config.tools_as)
         encoder.last_only = encoder.template.has_channels  # such a template closes no earlier answer
         return cls(encoder, folder, config.history_reasoning == "kept")
 

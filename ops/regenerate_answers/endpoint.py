@@ -256,10 +256,11 @@ class EndpointAnswerer:
             differently = reply.prompt_tokens is not None and reply.prompt_tokens != request.tokens
         if differently and not self._warned:
             self._warned = True
+            form = ", and set tools_as" if request.tools else ""
             self.client.info(
                 f'the server reads another prompt of sample "{conversation.row["id"]}" ({reply.prompt_tokens} '
                 f"tokens) than dflow renders here ({request.tokens}): compare its chat template, its image "
-                "sizes and enable_thinking. Answers to other prompts are worse to learn from"
+                f"sizes and enable_thinking{form}. Answers to other prompts are worse to learn from"
             )
         return differently
 

@@ -13,6 +13,7 @@ from dsl.convert import Given, Needs, Only
 from dsl.errors import ConfigError
 from dsl.op import field, op, seed_field
 from ops.artifacts import ImageSamples, TargetModel
+from ops.lib.data.tool_forms import GIVEN, ToolsAs
 from ops.lib.vision.processor_files import ordered_pixels
 
 # Parameters that the op's fields set, or that would change the form of the response.
@@ -151,6 +152,12 @@ class RegenerateAnswers:
     )
     enable_thinking: bool | None = field(
         default=None, help="for chat templates that have it; default: that of the template"
+    )
+    tools_as: ToolsAs = field(
+        default=GIVEN,
+        keyed_default=False,
+        help="the form of tools in prompts that are rendered here: that of the data, or that in which the server of an "
+        "engine writes them",
     )
     min_pixels: int | None = field(
         default=None, validator=validators.optional(validators.ge(1)), help="default: the processor's own"

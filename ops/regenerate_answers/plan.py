@@ -107,6 +107,7 @@ def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesFo
     answered = Answered(
         enable_thinking=config.enable_thinking,
         history_reasoning=config.history_reasoning,
+        tools_as=config.tools_as,
         has_target=config.target is not None,
         target=identity_of(context.inputs["target"]),
         chat_template=template_digest(config.chat_template),
@@ -118,7 +119,12 @@ def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesFo
         made = SamplesForecast.read(context.artifact, context.identity)
         if made.answered is not None:  # it holds how they were generated, and the node where
             own = made.answered
-            answered = evolve(answered, enable_thinking=own.enable_thinking, history_reasoning=own.history_reasoning)
+            answered = evolve(
+                answered,
+                enable_thinking=own.enable_thinking,
+                history_reasoning=own.history_reasoning,
+                tools_as=own.tools_as,
+            )
             made = evolve(made, answered=answered)
         return made
     return SamplesForecast(

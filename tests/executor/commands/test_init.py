@@ -31,7 +31,7 @@ from dsl.read_toml import read_graph
 from executor.cli import main
 from executor.commands import init
 from ops.lib.target.token_ids import mask_warning
-from ops.tools.init import advice, survey
+from ops.tools.init import advice, survey, text
 from ops.tools.init.survey import TURN_TOKENS, Counter
 from ops.tools.init.target import Measured, Target
 from ops.tools.init.text import PLACEHOLDER
@@ -278,6 +278,27 @@ def test_reasoning_that_the_targets_template_cannot_show_is_said(
     assert "enable_thinking" not in nodes(project / "pipeline.toml")["tokenize"]
     said = " ".join(capsys.readouterr().out.split())
     assert "the target's chat template does not read enable_thinking, which shows or hides it" in said
+
+
+@pytest.mark.parametrize(("installed", "chosen"), [("0.5.21", "sglang-0.5.21"), ("0.5.22", None), (None, None)])
+def test_data_with_tools_is_shown_as_the_installed_engine_shows_it(
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    installed: str | None,
+    chosen: str | None,
+) -> None:
+    monkeypatch.setattr(text, "installed_version", lambda: installed)
+    asked = [{"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "Sunny."}]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    rows = [{"messages": asked, "tools": tools}] * 3 + [{"messages": asked}] * 27
+    (project / "chat.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    made = nodes(project / "pipeline.toml")
+    assert [chosen, chosen] == [made[node].get("tools_as") for node in ("regenerate", "tokenize")]
+    advice = f'so tools_as = "{chosen}"' if chosen else "set tools_as to the engine that will serve"
+    assert "tools: 3 of 30 samples have some, and each engine shows" in (said := capsys.readouterr().out)
+    assert advice in " ".join(said.split())
 
 
 def test_prompts_without_answers_are_kept_for_the_target(project: Path) -> None:
