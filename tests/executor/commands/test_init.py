@@ -297,7 +297,7 @@ def test_data_with_tools_is_shown_as_the_installed_engine_shows_it(
     made = nodes(project / "pipeline.toml")
     assert [chosen, chosen] == [made[node].get("tools_as") for node in ("regenerate", "tokenize")]
     advice = f'so tools_as = "{chosen}"' if chosen else "set tools_as to the engine that will serve"
-    assert "tools: 3 of 30 samples have some, and each engine shows" in (said := capsys.readouterr().out)
+    assert "tools: 3 (10 %) of 30 samples with tools, 0 (0 %) with calls of them" in (said := capsys.readouterr().out)
     assert advice in " ".join(said.split())
 
 
