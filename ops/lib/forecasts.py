@@ -25,6 +25,7 @@ from dsl.estimate import PROMISED, Amount
 from dsl.op import Artifact, is_builtin
 from ops.lib.data.files import read_json, read_jsonl, read_object
 from ops.lib.data.sample_account import SPLITS, summary_splits
+from ops.lib.data.tool_forms import GIVEN
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.target.checkpoint_check import processor_folder_mistakes, quantised_bytes, running_mistake, sizes_in
 from ops.lib.target.probed import Probe, heeded, kept_probes
@@ -189,11 +190,13 @@ class Answered:
 
     has_target: whether the target was a node's, None if unknown. target: its identity. chat_template: SHA-256 of the
     one given by the user. templates: SHA-256 of those in the processor's directory, None if unknown. processor: from
-    `pinned_model`. longest: tokens that no answer exceeds. An artifact only records enable_thinking, so that a server's
-    answers and those of a node's target can be the same artifact.
+    `pinned_model`. longest: tokens that no answer exceeds. An artifact only records how the target was asked, so that
+    a server's answers and those of a node's target can be the same artifact.
     """
 
     enable_thinking: bool | None
+    history_reasoning: str = "kept"
+    tools_as: str = GIVEN
     has_target: bool | None = None
     target: str | None = None
     chat_template: str | None = None
@@ -204,7 +207,12 @@ class Answered:
     @classmethod
     def read(cls, file: Path) -> Answered:
         """Read the settings from answered.json of an artifact."""
-        return cls(enable_thinking=read_object(file).get("enable_thinking"))
+        asked = read_object(file)
+        return cls(
+            enable_thinking=asked.get("enable_thinking"),
+            history_reasoning=asked.get("history_reasoning", "kept"),  # older artifacts have none
+            tools_as=asked.get("tools_as", GIVEN),
+        )
 
 
 @frozen(kw_only=True)

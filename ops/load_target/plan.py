@@ -21,7 +21,7 @@ from ops.lib.target.checkpoint_check import (
     template_notes,
 )
 from ops.lib.target.checkpoint_files import WEIGHTS
-from ops.lib.target.probed import is_measured, kept_probes, measured_turns, shortened
+from ops.lib.target.probed import is_measured, kept_probes, measured_turns, measuring_time, shortened
 from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes, mask_warning
@@ -82,7 +82,9 @@ def _measuring(
         return memory, ()
     copied = [] if target.config.get("auto_map") else ["a small random copy"]
     weights = f"its weights, {shown_bytes(size)} in float32"
-    if not is_loaded:
+    if is_loaded:
+        weights += f", {measuring_time(target.sizes.parameters, config.measure_minutes)}"
+    else:
         weights += ", where half of the free memory holds them: here it does not"
     notes = [f"measures what holds of the target on {' and on '.join([*copied, weights])} (docs/targets.md)"]
     if is_loaded and not measured_turns(target.sizes.parameters, config.measure_minutes):

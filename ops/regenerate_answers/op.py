@@ -13,6 +13,7 @@ from dsl.convert import Given, Needs, Only
 from dsl.errors import ConfigError
 from dsl.op import field, op, seed_field
 from ops.artifacts import ImageSamples, TargetModel
+from ops.lib.data.tool_forms import GIVEN, ToolsAs
 from ops.lib.vision.processor_files import ordered_pixels
 
 # Parameters that the op's fields set, or that would change the form of the response.
@@ -152,6 +153,12 @@ class RegenerateAnswers:
     enable_thinking: bool | None = field(
         default=None, help="for chat templates that have it; default: that of the template"
     )
+    tools_as: ToolsAs = field(
+        default=GIVEN,
+        keyed_default=False,
+        help="the form of tools in prompts that are rendered here: that of the data, or that in which the server of an "
+        "engine writes them",
+    )
     min_pixels: int | None = field(
         default=None, validator=validators.optional(validators.ge(1)), help="default: the processor's own"
     )
@@ -177,6 +184,12 @@ class RegenerateAnswers:
         keyed_default=False,
         help='the data\'s results of calls are used where the target calls the same functions ("same_name"), with the '
         'same arguments too ("same_call"), or never ("none"); else a conversation ends with the target\'s call',
+    )
+    history_reasoning: Literal["kept", "dropped"] = field(
+        default="kept",
+        keyed_default=False,
+        help='whether prompts have the reasoning of earlier answers: "dropped" if clients do not send it back; '
+        "tokenize_chat needs the same",
     )
     finish_reasons: tuple[Literal["stop", "length"], ...] = field(
         default=("stop",),

@@ -24,6 +24,7 @@ from ops.lib.data.files import link_or_copy, read_jsonl, sample_line, write_json
 from ops.lib.data.image_packs import link_packs
 from ops.lib.data.sample_account import Tally
 from ops.lib.data.shared_shards import SharedShards
+from ops.lib.data.tool_forms import GIVEN
 from ops.lib.forecasts import ANSWERED, SamplesForecast, TargetStated, refuse_conflicts
 from ops.lib.target.model import Target
 from ops.regenerate_answers.client import ChatClient
@@ -149,7 +150,9 @@ def write_artifact(
         server = {"model": config.model, "owned_by": together.owner}
         write_json(stage.out_dir / "measurements.json", {**figures, "seconds": together.seconds, "server": server})
     link_packs(folder, stage.out_dir)
-    write_json(stage.out_dir / ANSWERED, {"enable_thinking": config.enable_thinking})
+    settings = {"enable_thinking": config.enable_thinking, "history_reasoning": config.history_reasoning}
+    tools_as = {} if config.tools_as == GIVEN else {"tools_as": config.tools_as}
+    write_json(stage.out_dir / ANSWERED, settings | tools_as)
     write_samples(config, stage, folder, prompts.encoder.vocabulary)
 
 

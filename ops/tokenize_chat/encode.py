@@ -31,10 +31,12 @@ from ops.lib.data.image_packs import read_packed
 from ops.lib.data.limited_process import SECONDS
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.data.tool_forms import GIVEN, ToolsAs
 from ops.lib.vision.any_images import AnyImages, Seen
 from ops.lib.vision.chunks import ImageChunk, concatenate, place_images
 from ops.lib.vision.images import TOO_LARGE, decode, size_of
 from ops.lib.vision.processor import Processor
+from ops.lib.vision.template_kinds import THOUGHT_TAGS
 from ops.tokenize_chat.answer_spans import Rendered, render_answers
 from ops.tokenize_chat.contexts import Context, Generated, Served, check_calls, check_tools, serve, serve_prompt
 from ops.tokenize_chat.habits import Habits, Results, around_turns, probe, probe_results
@@ -91,8 +93,9 @@ Images = Sequence[ImageChunk] | Seen  # of a sample: of Qwen's processor, or of 
 class ChatEncoder:
     """The chat template and tokenizer of a processor; threads may share one.
 
-    train_on: "assistant" puts every answer into the loss mask, "last" only the last one. enable_thinking: for the
-    template. render_seconds: see `Template`. Raises ConfigError for an enable_thinking that the template does not read.
+    train_on: "assistant" puts every answer into the loss mask, "last" only the last one. enable_thinking,
+    render_seconds, tools_as: for the `Template`. Raises ConfigError for an enable_thinking that the template does not
+    read.
     """
 
     def __init__(
@@ -101,9 +104,10 @@ class ChatEncoder:
         enable_thinking: bool | None = None,
         train_on: TrainOn = "assistant",
         render_seconds: float = SECONDS,
+        tools_as: ToolsAs = GIVEN,
     ) -> None:
         self.processor = processor
-        self.template = Template(processor, enable_thinking, render_seconds)
+        self.template = Template(processor, enable_thinking, render_seconds, tools_as)
         self.last_only = train_on == "last"
         # The Rust tokenizer itself: the Python wrapper costs more than tokenising a short text.
         self._tokenizer = processor.tokenizer.backend_tokenizer
@@ -120,7 +124,8 @@ class ChatEncoder:
     @cached_property
     def habits(self) -> Habits:
         """What the template does with reasoning and calls."""
-        return self.template.finish(probe(self.template.thinks))
+        tags = [pair for pair in THOUGHT_TAGS if all(tag in self.template.special_tokens for tag in pair)]
+        return self.template.finish(probe(self.template.thinks, tags))
 
     @cached_property
     def results(self) -> Results:

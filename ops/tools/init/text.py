@@ -10,6 +10,7 @@ from dsl.errors import DataError, on_one_line
 from dsl.shown import shown_bytes
 from ops.ingest.image_values import MISSING, OUTSIDE
 from ops.lib.sglang.model_classes import not_run, served_class
+from ops.lib.sglang.version import VERSIONS, installed_version
 from ops.lib.vision.family_config import is_qwen
 from ops.tools.init.advice import FLOAT32, Advice, Choice
 from ops.tools.init.survey import QUESTION, REMEDIES, OwnRules, Survey, percentile
@@ -23,9 +24,12 @@ ALGORITHMS = {
     "dflash": "known to SGLang and vLLM, the cheapest step, no teacher",
     "dflash2": "known to SGLang; a dearer step (convolutions, a selector), no teacher",
     "dspark": "known to SGLang; a dearer step (the target's logits too), a teacher",
+    "lilicorr": "known to SGLang; a dearer step (a transformer over candidates), a teacher",
 }
+ANSWERS_AGAIN = "a log has earlier answers again in later requests, and each is learnt once"
 WITHOUT = "blocks through this target's cache do not give what single tokens give"
 RECOMMENDED = "dflash"
+TAUGHT = [name for name, what in ALGORITHMS.items() if what.endswith(", a teacher")]
 OTHERS = [name for name in ALGORITHMS if name != RECOMMENDED]
 
 
@@ -72,6 +76,7 @@ def summary(found: Survey, target: Target | None, advice: Advice, *, comment: bo
         *_about_data(found),
         *_about_lengths(found, advice),
         *_about_reasoning(found, target),
+        *_about_tools(found),
         f"splits: {advice.held_out}",
     ]
     kind = "captured while training, not stored" if advice.online else "stored"
@@ -100,6 +105,10 @@ def _about_data(found: Survey) -> list[str]:
     texts = found.samples - found.with_images
     samples = f"{_samples(found.usable)} ({', '.join(dict.fromkeys(found.forms))})"
     lines = [f"data: {samples}, {found.usable - texts:,} with images, {texts:,} text only"]
+    if found.with_tools or found.with_calls:
+        counts = (found.with_tools, found.with_calls)
+        tools, calls = (f"{count:,} ({100 * count / found.samples:.0f} %)" for count in counts)
+        lines.append(f"tools: {tools} of {_samples(found.samples)} with tools, {calls} with calls of them")
     if found.proposal is not None:
         lines.append(f"columns: {found.proposal.why}")
     for reason, count in found.dropped.most_common():
@@ -179,11 +188,12 @@ def _ingest(sources: list[str], found: Survey, advice: Advice) -> list[str]:
     elif found.dropped[OUTSIDE]:
         lines.append(f"# allow_outside = true            # {found.dropped[OUTSIDE]:,} images lie outside the folder")
     val, test = advice.fractions
+    drawn_by = "conversation" if found.is_traffic else "id"
     given = f", those of {', '.join(sorted(found.given))} by the data itself" if found.given else ""
     return [
         *lines,
         f"val_fraction = {val}",
-        f"{f'test_fraction = {test}':33} # {advice.held_out}, drawn by hash of the id{given}",
+        f"{f'test_fraction = {test}':33} # {advice.held_out}, drawn by hash of the {drawn_by}{given}",
     ]
 
 
@@ -231,7 +241,8 @@ def _regenerate(found: Survey, target: Target | None, advice: Advice, dtype: str
         _line("max_prompt_tokens", advice.max_prompt_tokens),
         _line("max_new_tokens", advice.max_new_tokens),
     ]
-    return [*lines, *_thinking(found, target), *_reasoned_dtype(advice), *_pixels(advice, target, sees)]
+    lines += [*_thinking(found, target), *_tools(found)]
+    return [*lines, *_reasoned_dtype(advice), *_pixels(advice, target, sees)]
 
 
 def _tokenize(found: Survey, target: Target | None, advice: Advice, sees: bool) -> list[str]:
@@ -241,10 +252,12 @@ def _tokenize(found: Survey, target: Target | None, advice: Advice, sees: bool) 
         'samples = "@regenerate"',
         'target = "@target"                # its tokenizer, chat template and image processor',
         _noted('contexts = "served"', "each answer follows the prompt that a server renders"),
+        *([_noted('train_on = "last"', ANSWERS_AGAIN)] if found.is_traffic else []),
         _line("max_length", Choice(advice.max_length, "max_prompt_tokens + max_new_tokens; longer ones are dropped")),
         _line("min_loss_tokens", advice.min_loss_tokens),
         _line("expected_tokens", Choice(advice.tokens, _about_tokens(found))),
         *_thinking(found, target),
+        *_tools(found),
         *_pixels(advice, target, sees),
     ]
 
@@ -265,7 +278,7 @@ def _capture(target: Target | None, dtype: str, advice: Advice) -> list[str]:
         'target = "@target"',
         f"num_layers = {target.num_layers if target is not None else 5}",
         *_dtype("dtype", dtype),
-        f"{'# final_hidden = true':33} # the teacher of dspark, one layer's features more: see [node.train]",
+        f"{'# final_hidden = true':33} # the teacher of {', '.join(TAUGHT)}: one layer's features more ([node.train])",
         '# backend = "sglang"              # the engine that serves, if it is installed: docs/sglang.md',
     ]
 
@@ -308,7 +321,7 @@ def _algorithm(advice: Advice) -> list[str]:
     """Lines that set the recommended algorithm, and tell how to choose another."""
     teacher = "captured with the features" if advice.online else "final_hidden = true in [node.capture]"
     others = [
-        _noted(f'# algorithm = "{name}"', f"{ALGORITHMS[name]}{f': {teacher}' if name == 'dspark' else ''}")
+        _noted(f'# algorithm = "{name}"', f"{ALGORITHMS[name]}{f': {teacher}' if name in TAUGHT else ''}")
         for name in OTHERS
     ]
     return [_noted(f'algorithm = "{RECOMMENDED}"', f"{ALGORITHMS[RECOMMENDED]}; docs/drafts.md compares"), *others]
@@ -414,6 +427,28 @@ def _about_reasoning(found: Survey, target: Target | None) -> list[str]:
     if not target.thinks:
         return [f"{about}; the target's chat template does not read enable_thinking, which shows or hides it"]
     return [f"{about}, so enable_thinking = {'true' if _wants_reasoning(found) else 'false'}"]
+
+
+def _tools(found: Survey) -> list[str]:
+    """The line that sets the form of tools to that of the installed SGLang, if the data has any and it is known."""
+    engine = _installed_engine()
+    if not found.with_tools or engine is None:
+        return []
+    return [_noted(f'tools_as = "{engine}"', "as the installed engine shows tools; the same in both nodes")]
+
+
+def _about_tools(found: Survey) -> list[str]:
+    if not found.with_tools:
+        return []
+    engine = _installed_engine()
+    about = "tools: each engine shows them in a form of its own"
+    return [f'{about}, so tools_as = "{engine}"' if engine else f"{about}; set tools_as to the engine that will serve"]
+
+
+def _installed_engine() -> str | None:
+    """The installed SGLang, as tools_as names it; None without a supported one."""
+    version = installed_version()
+    return f"sglang-{version}" if version in VERSIONS else None
 
 
 def _pixels(advice: Advice, target: Target | None, sees: bool) -> list[str]:

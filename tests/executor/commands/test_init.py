@@ -31,7 +31,7 @@ from dsl.read_toml import read_graph
 from executor.cli import main
 from executor.commands import init
 from ops.lib.target.token_ids import mask_warning
-from ops.tools.init import advice, survey
+from ops.tools.init import advice, survey, text
 from ops.tools.init.survey import TURN_TOKENS, Counter
 from ops.tools.init.target import Measured, Target
 from ops.tools.init.text import PLACEHOLDER
@@ -280,6 +280,27 @@ def test_reasoning_that_the_targets_template_cannot_show_is_said(
     assert "the target's chat template does not read enable_thinking, which shows or hides it" in said
 
 
+@pytest.mark.parametrize(("installed", "chosen"), [("0.5.21", "sglang-0.5.21"), ("0.5.22", None), (None, None)])
+def test_data_with_tools_is_shown_as_the_installed_engine_shows_it(
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    installed: str | None,
+    chosen: str | None,
+) -> None:
+    monkeypatch.setattr(text, "installed_version", lambda: installed)
+    asked = [{"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "Sunny."}]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    rows = [{"messages": asked, "tools": tools}] * 3 + [{"messages": asked}] * 27
+    (project / "chat.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    made = nodes(project / "pipeline.toml")
+    assert [chosen, chosen] == [made[node].get("tools_as") for node in ("regenerate", "tokenize")]
+    advice = f'so tools_as = "{chosen}"' if chosen else "set tools_as to the engine that will serve"
+    assert "tools: 3 of 30 samples have some, and each engine shows" in (said := capsys.readouterr().out)
+    assert advice in " ".join(said.split())
+
+
 def test_prompts_without_answers_are_kept_for_the_target(project: Path) -> None:
     chat(project / "chat.jsonl", 30, answer=None)
     assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
@@ -298,6 +319,23 @@ def test_rows_of_questions_are_surveyed_as_ingest_reads_them(project: Path, row:
     for name in ("data.jsonl", "data.csv"):
         assert 0 == main(["init", name, "--target", target, "--force"])
         assert kept is nodes(project / "pipeline.toml")["ingest"].get("require_answers")
+
+
+def test_samples_with_tools_and_with_calls_are_counted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tool = {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {}}}
+    call = {"type": "function", "function": {"name": "now", "arguments": {}}}
+    asked = {"role": "user", "content": "What time is it?"}
+    called = [asked, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "noon"}]
+    said = {"role": "assistant", "content": "It is noon."}
+    rows = [{"messages": [asked, said]}] * 5
+    rows += [{"messages": [asked, said], "tools": [tool]}] * 2 + [{"messages": [*called, said], "tools": [tool]}]
+    (project / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert 0 == main(["init", "data.jsonl"])
+    line = "tools: 3 (38 %) of 8 samples with tools, 1 (12 %) with calls of them"
+    assert line in capsys.readouterr().out.splitlines()
+    assert f"# {line}" in (project / "pipeline.toml").read_text().splitlines()
+    assert 0 == main(["init", str(chat(project / "chat.jsonl", 30)), "-o", "plain.toml"])
+    assert "tools:" not in capsys.readouterr().out
 
 
 def test_large_images_get_a_limit_and_broken_ones_are_counted(
@@ -430,6 +468,34 @@ def test_most_of_the_data_has_as_many_answer_tokens_as_are_asked_for(
     assert told in (project / "pipeline.toml").read_text()
 
 
+def test_a_log_of_an_agent_is_learnt_by_its_last_answers_and_keeps_its_calls(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "w", "arguments": {"city": "Paris"}}}]}
+    result = {"role": "tool", "tool_call_id": "x", "content": "sunny"}
+    answer = {"role": "assistant", "content": " ".join(["word"] * 60)}
+    rows = []
+    for place in range(40):
+        asked = [{"role": "user", "content": f"Question {place}"}]
+        for messages, said in ((asked, call), ([*asked, call, result], answer)):
+            response = {"choices": [{"message": said, "finish_reason": "stop"}]}
+            rows.append({"request": {"messages": messages, "tools": [{"name": "w"}]}, "response": response})
+    (project / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    target = checkpoint(project / "target", sees=False)
+    assert 0 == main(["init", "log.jsonl", "--target", target])
+    made = nodes(project / "pipeline.toml")
+    text = (project / "pipeline.toml").read_text()
+    tokens = len(json.dumps({"name": "w", "arguments": {"city": "Paris"}}).split()) + 1  # and its end
+    assert ("last", tokens) == (made["tokenize"]["train_on"], made["tokenize"]["min_loss_tokens"])
+    assert "a log has earlier answers again in later requests, and each is learnt once" in text
+    assert "would drop conversations that end behind such a call" in text
+    assert "drawn by hash of the conversation" in text and "duplicate_ids" not in made["ingest"]
+    chat(project / "chat.jsonl", 200, answer=" ".join(["word"] * 60))
+    assert 0 == main(["init", "chat.jsonl", "log.jsonl", "--target", target, "--force"])
+    assert "train_on" not in nodes(project / "pipeline.toml")["tokenize"]
+    assert "80 of 280 samples are requests to a server" in " ".join(capsys.readouterr().out.split())
+
+
 def test_features_that_the_disk_does_not_hold_are_captured_while_training(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -452,17 +518,17 @@ def test_an_algorithm_is_recommended_with_its_reason_and_each_other_one_is_a_lin
     assert "algorithm: dflash, known to SGLang and vLLM, the cheapest step, no teacher" in capsys.readouterr().out
     assert "dflash" == nodes(project / "pipeline.toml")["train"]["algorithm"]
     text = (project / "pipeline.toml").read_text()
-    for name in ("dflash2", "dspark"):
+    for name in ("dflash2", "dspark", "lilicorr"):
         other = text.replace('\nalgorithm = "dflash" ', '\n# algorithm = "dflash" ')
         other = other.replace(f'# algorithm = "{name}"', f'algorithm = "{name}"')
-        if name == "dspark":
+        if name != "dflash2":
             assert ("final_hidden = true in [node.capture]" in other) == stored
             other = other.replace("# final_hidden = true", "final_hidden = true")
         (project / "other.toml").write_text(other)
         assert 0 == main(["plan", "other.toml"]), name
         graph = read_graph(project / "other.toml")
         assert name == graph.nodes["train"].config.algorithm
-        assert "capture" not in graph.nodes or graph.nodes["capture"].config.final_hidden == (name == "dspark")
+        assert "capture" not in graph.nodes or graph.nodes["capture"].config.final_hidden == (name != "dflash2")
 
 
 @pytest.mark.parametrize(

@@ -426,6 +426,15 @@ def test_a_machine_on_which_sglang_cannot_serve_is_passed_over_or_refused(tmp_pa
         check(tmp_path / "b", gate_inputs, live="required")
 
 
+def test_tools_that_a_server_would_show_otherwise_are_warned_of(tmp_path, gate_inputs):
+    tokens = shutil.copytree(gate_inputs["tokens"].path, tmp_path / "tokens")
+    told = {"image_backend": "torchvision", "tools_unlike": {"sglang-0.5.23": ['adds "defer_loading": null']}}
+    write_json(tokens / "tokens.json", read_json(tokens / "tokens.json") | told)
+    stage = check(tmp_path / "a", gate_inputs | {"tokens": attrs.evolve(gate_inputs["tokens"], path=tokens)})
+    [warning] = read_json(stage.out_dir / "check.json")["warnings"]
+    assert 'than in the training (sglang-0.5.23 adds "defer_loading": null): set tools_as' in warning
+
+
 def test_images_that_a_server_would_prepare_otherwise_are_warned_of(tmp_path, gate_inputs, capsys):
     [warning] = read_json(check(tmp_path / "a", gate_inputs).out_dir / "check.json")["warnings"]
     assert "--image-processor-backend pil" in warning

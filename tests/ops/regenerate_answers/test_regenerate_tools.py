@@ -7,7 +7,7 @@ import json
 import pytest
 from agent_rows import ASK, ASK_AGAIN, NAME, RAIN, RAINY, SUN, SUNNY, TOOLS, calls, conversation, say, why
 from agent_templates import EXTENDS, STRIPS
-from chat_server import ChatServer, is_probe, response
+from chat_server import ChatServer, called, is_probe, response
 from fake_stage import FakeStage, folder_digest
 from family_checkpoints import make_checkpoint
 from regenerate_cases import config, endpoint_config, make_target, run, teach
@@ -15,10 +15,12 @@ from transformers import AutoTokenizer
 
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, TokenShards
+from ops.evaluate.prompts import encoder_of
 from ops.lib.data.files import json_line, read_json, read_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.model import Target
 from ops.regenerate_answers.conversations import Conversation, Prompts, matched_calls
+from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.run import regenerate_answers
 from ops.regenerate_answers.shards import Answer
 from ops.tokenize_chat.op import TokenizeChat
@@ -26,6 +28,7 @@ from ops.tokenize_chat.run import tokenize_chat
 
 CHAIN = conversation(ASK, calls("Paris"), SUN, SUNNY, ASK_AGAIN, calls("Rome"), RAIN, RAINY)
 PARALLEL = conversation(ASK, calls("Paris", "Rome"), SUN, RAIN, SUNNY)
+ENGINE = "sglang-0.5.23"
 OPTIONS = {"min_answer_tokens": 1, "max_new_tokens": 120}
 
 
@@ -51,17 +54,6 @@ def samples_of(folder, *conversations, tools=TOOLS):
     ]
     (folder / "samples.jsonl").write_text("".join(json_line(row, sort_keys=False) for row in rows))
     return ImageSamples(folder, folder_digest(folder))
-
-
-def called(*cities, name=NAME, ids=("srv1", "srv2", "srv3"), content=None, **more):
-    """A server's answer that its parser found calls in."""
-    made = [
-        {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps({"city": city})}}
-        for call_id, city in zip(ids, cities, strict=False)
-    ]
-    answer = response(content, "tool_calls", **more)
-    answer["choices"][0]["message"]["tool_calls"] = made
-    return answer
 
 
 def asked(folder, processor, replies, *conversations, owner="somebody", **options):
@@ -269,6 +261,25 @@ def test_a_target_here_calls_as_the_data_and_hears_its_results_and_all_is_learnt
     ids = [[token for turn in row["messages"] for token in turn.get("generated_ids", ())] for row in (same, cut)]
     assert ids == learnt
     assert [0] == tokens.metric("tokenize/retokenised")
+
+
+def test_answers_are_asked_learnt_and_evaluated_behind_tools_in_the_form_of_one_engine(caller, tmp_path):
+    options = {**OPTIONS, "tools_as": ENGINE, "finish_reasons": ("stop", "length"), "max_new_tokens": 8}
+    stage = run(tmp_path / "run", samples_of(tmp_path / "in", [ASK, SUNNY]), caller, **options)
+    assert {"enable_thinking": None, "tools_as": ENGINE} == read_json(stage.out_dir / "answered.json")
+    [row] = read_jsonl(stage.out_dir / "samples.jsonl")
+    tokens = FakeStage(tmp_path / "tokens", {"samples": stage.artifact(ImageSamples), "target": caller})
+    more = {"contexts": "served", "min_loss_tokens": 1, "preview_samples": 0}
+    tokenize_chat(TokenizeChat(samples=Ref("a"), target=Ref("b"), tools_as=ENGINE, **more), tokens)
+    shards = tokens.artifact(TokenShards)
+    in_form = json.dumps([{**tool, "defer_loading": None} for tool in TOOLS])  # as the template writes it
+    evaluated = encoder_of(shards, Target.load(caller)).encoded_prompt([ASK], tools=TOOLS)
+    assert evaluated.rendered.text.startswith(f"<|im_start|>system\nTools: {in_form}<|im_end|>\n")
+    prompts = Prompts.load(RegenerateAnswers(samples=Ref("a"), target=Ref("b"), tools_as=ENGINE), caller, tmp_path)
+    prompt, _ = prompts.ids({**row, "messages": [ASK]})
+    assert evaluated.input_ids.tolist() == prompt
+    learnt = TokenReader(shards).sample(0)
+    assert [*prompt, *row["messages"][-1]["generated_ids"]] == learnt.input_ids.tolist()
 
 
 def test_thoughts_of_the_data_are_not_needed_for_its_calls(processors, tmp_path):
