@@ -50,7 +50,7 @@ class ImageSamples(Artifact):
                         answer is learnt, of an id "ID@K" for the K-th answer of a conversation
     images-00000.bin    the packs of the ingested samples (hard links where the file system allows)
     summary.json        as in Samples, and dropped.csv
-    answered.json       where a target answered, how it was asked: {"enable_thinking"}
+    answered.json       where a target answered, how it was asked: {"enable_thinking", "history_reasoning"}
     measurements.json   where a server answered: {"requests", "retries", "seconds", "server", ...} (outside the digest)
     """
 

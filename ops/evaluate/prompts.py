@@ -42,6 +42,7 @@ from ops.lib.vision.images import fault_of, strict_pillow
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.channels import without_channels
 from ops.tokenize_chat.encode import ChatEncoder, load_each, prompt_ids, prompt_sample
+from ops.tokenize_chat.records import conversation_of_record
 from ops.tokenize_chat.template import Messages
 
 MAX_PIXELS = op_of(InjectImages).fields["max_image_pixels"].default
@@ -75,7 +76,17 @@ class Prompt:
 
     @classmethod
     def held_out(cls, reader: TokenReader) -> list[Prompt]:
-        """The samples of a split as prompts, each for its last answer; their answers are not used."""
+        """A prompt for the last answer of every conversation of a split; its answers are not used.
+
+        Of a conversation in several samples, that is the last one's.
+        """
+        last = {conversation_of_record(row): place for place, row in enumerate(reader.records)}
+        samples = cls._of_samples(reader)
+        return [samples[place] for place in sorted(last.values())]
+
+    @classmethod
+    def _of_samples(cls, reader: TokenReader) -> list[Prompt]:
+        """A prompt for the last answer of every sample of a split."""
         return [
             cls(
                 origin=f"sample {row['id']}",
@@ -97,7 +108,7 @@ class Prompt:
         Raises DataError for tokens without such contexts, and as `_ends_of_images`.
         """
         prompts = []
-        for place, (row, last) in enumerate(zip(reader.records, cls.held_out(reader), strict=True)):
+        for place, (row, last) in enumerate(zip(reader.records, cls._of_samples(reader), strict=True)):
             if "answers" not in row:
                 raise DataError(
                     'prompts = "each": the tokens do not say where answers begin; tokenise them with contexts = '

@@ -105,8 +105,8 @@ def row_mistake(row: Any) -> str:
             return f'"{key}" must be a path, bytes, base64 or null, or a list of them'
     if _as_list(row.get("image")) and _as_list(row.get("images")):
         return 'both "image" and "images": give one of them'
-    if not isinstance(row.get("system") or "", str):
-        return '"system" must be a string'
+    if not (isinstance(row.get("system") or "", str) or _is_text(row["system"])):
+        return '"system" must be a string or a list of text parts'
     if row.get("split") not in (None, *SPLITS):
         return f'"split" must be one of {", ".join(SPLITS)}, got {shown_json(row["split"])}'
     return _id_mistake(row.get("id"))
@@ -285,6 +285,13 @@ def _calls_mistake(turn: dict[str, Any]) -> str:
     if isinstance(calls, list) and not all(is_none(each) or isinstance(each, dict) for each in calls):
         return ': "tool_calls" must be a list of objects'
     return "" if is_none(call) or isinstance(call, dict) else ': "function_call" must be an object'
+
+
+def _is_text(parts: Any) -> bool:
+    """Whether a value is a list of parts that are texts, as Anthropic's API takes the system's turn."""
+    return isinstance(parts, list) and all(
+        isinstance(part, dict) and part_kind(part) == "text" and not _part_mistake(part) for part in parts
+    )
 
 
 def _parts_mistake(parts: list[Any]) -> str:

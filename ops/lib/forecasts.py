@@ -14,6 +14,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from ops.lib.vision.processor_files import chosen_limits, image_settings, templa
 
 MILLION = 1_000_000
 SETTINGS = ("benchmark", "temperature", "block_size", "block_size_trained")  # of an evaluation
+FIRST_ROWS = 100  # of samples, by which it is known what rows have
 ANSWERED = "answered.json"  # of samples that a target answered: the fields of Answered
 PROMPTS_ONLY = "the tokens are prompts without answers, of which nothing is learnt: set prompts_only = false"
 
@@ -187,11 +189,12 @@ class Answered:
 
     has_target: whether the target was a node's, None if unknown. target: its identity. chat_template: SHA-256 of the
     one given by the user. templates: SHA-256 of those in the processor's directory, None if unknown. processor: from
-    `pinned_model`. longest: tokens that no answer exceeds. An artifact only records enable_thinking, so that a server's
+    `pinned_model`. longest: tokens that no answer exceeds. An artifact only records the first two, so that a server's
     answers and those of a node's target can be the same artifact.
     """
 
     enable_thinking: bool | None
+    history_reasoning: str = "kept"
     has_target: bool | None = None
     target: str | None = None
     chat_template: str | None = None
@@ -202,7 +205,11 @@ class Answered:
     @classmethod
     def read(cls, file: Path) -> Answered:
         """Read the settings from answered.json of an artifact."""
-        return cls(enable_thinking=read_object(file).get("enable_thinking"))
+        settings = read_object(file)
+        return cls(
+            enable_thinking=settings.get("enable_thinking"),
+            history_reasoning=settings.get("history_reasoning", "kept"),  # older artifacts have none
+        )
 
 
 @frozen(kw_only=True)
@@ -210,7 +217,7 @@ class SamplesForecast:
     """A forecast of samples. empty: splits known to have none. samples: counted, after a trial.
 
     is_found: whether `empty` was found in samples, rather than set by a config. answered: the settings, if a target
-    answered.
+    answered. has_tools: whether rows are known to have tools, by the first of them.
     """
 
     samples: Counts | None = None
@@ -218,16 +225,18 @@ class SamplesForecast:
     empty: frozenset[str] = frozenset()
     is_found: bool = False
     answered: Answered | None = None
+    has_tools: bool = False
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> SamplesForecast:
         """Read the forecast from a committed artifact."""
-        counts, asked = summary_splits(folder), folder / ANSWERED
+        counts, asked, rows = summary_splits(folder), folder / ANSWERED, folder / "samples.jsonl"
         return cls(
             identity=identity,
             empty=frozenset() if counts is None else frozenset(split for split in SPLITS if not counts.get(split)),
             is_found=True,
             answered=Answered.read(asked) if asked.is_file() else None,
+            has_tools=rows.is_file() and any("tools" in row for row in islice(read_jsonl(rows), FIRST_ROWS)),
         )
 
 

@@ -34,15 +34,19 @@ from ops.regenerate_answers.shards import Answer, Key, turns_of
 from ops.tokenize_chat.channels import split_call, without_channels
 from ops.tokenize_chat.contexts import SHORT_IDS, as_shown, calls_text
 from ops.tokenize_chat.encode import LAST, ChatEncoder, load_images, num_images, prompt_ids, prompt_sample
-from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Tools
+from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Tools, value_or_unusable
 
 
 @frozen
 class Prompts:
-    """The target's chat encoder for prompts of samples. folder: that of their image packs."""
+    """The target's chat encoder for prompts of samples.
+
+    folder: that of their image packs. keeps_reasoning: whether prompts have the reasoning of earlier answers.
+    """
 
     encoder: ChatEncoder
     folder: Path
+    keeps_reasoning: bool = True
 
     @classmethod
     def load(cls, config: RegenerateAnswers, target: TargetModel | None, folder: Path) -> Prompts:
@@ -66,7 +70,7 @@ class Prompts:
         check_context(config, Path(source))  # after the checks of what the directory links to
         encoder = ChatEncoder(processor, config.enable_thinking)
         encoder.last_only = encoder.template.has_channels  # such a template closes no earlier answer
-        return cls(encoder, folder)
+        return cls(encoder, folder, config.history_reasoning == "kept")
 
     @property
     def warnings(self) -> list[str]:
@@ -85,7 +89,7 @@ class Prompts:
 
     def shown(self, messages: Messages) -> Messages:
         """The messages as a server gives them to the chat template: reasoning is under the key that it shows."""
-        return as_shown(self.encoder.habits, messages, keeps_reasoning=True)[1]
+        return as_shown(self.encoder.habits, messages, self.keeps_reasoning)[1]
 
     def opens_thought(self, row: dict[str, Any]) -> bool:
         """Whether the generation prompt after a row's messages opens a thought, so that answers lack the tag."""
@@ -139,6 +143,18 @@ class Prompts:
         _, call = self.encoder.habits.markup.parts(answer.text)
         return evolve(answer, called=call < len(answer.text))
 
+    def as_written(self, answer: Answer, written: str) -> Answer:
+        """An answer with its thought as reasoning, where the target thinks in special tokens, which no text may hold.
+
+        written: all of it, as `text` gives it, of which a server's parsers may have left less in the answer.
+        """
+        if self.encoder.template.has_channels:
+            return evolve(answer, text=split_call(written)[0].rstrip()) if answer.calls else answer
+        special, markup = self.encoder.template.special_tokens, self.encoder.habits.markup
+        if not any(tag in special for pair in self.encoder.habits.thoughts for tag in pair):
+            return answer
+        return evolve(answer, text=markup.apart(answer.text)[1], reasoning=markup.apart(written)[0])
+
     def takes(self, text: str, tokens: list[int]) -> bool:
         """True, if an answer's tokens can be learnt as they are. text: as `text` gives it.
 
@@ -156,12 +172,27 @@ class Prompts:
         return True
 
     def _is_of_turns(self, token: str) -> bool:
-        return MEDIA.search(token) is not None or token in self.encoder.headers
+        if MEDIA.search(token) is not None:
+            return True
+        tags = (tag for pair in self.encoder.habits.thoughts for tag in pair)
+        return token in self.encoder.headers and token not in tags
 
-    def count(self, messages: Messages, tools: Tools) -> int:
-        """Tokens of the last answer in tokenize_chat, EOS included. Raises Unusable."""
-        encoded = self.encoder.encode(messages, tools=tools)
-        return int(encoded.loss_mask[encoded.prompt_tokens :].sum())
+    def count(self, sample_id: str, messages: Messages, tools: Tools, is_cut: bool) -> int | None:
+        """Tokens of the last answer in served contexts, without EOS; None where the template does not show it whole.
+
+        is_cut: whether it was cut off, so that it may end inside a thought. Raises Unusable for special tokens.
+        """
+        cut = [False] * (sum(message["role"] == "assistant" for message in messages) - 1) + [is_cut]
+        [served] = self.encoder.of_last.serve_batch([messages], [cut], [sample_id], [tools], self.keeps_reasoning)
+        if isinstance(served, Unusable):
+            if served.reason == SPECIAL_IN_TEXT:
+                raise served
+            return None
+        encoded = value_or_unusable(self.encoder.encode_context, messages, served.contexts[-1])
+        if isinstance(encoded, Unusable):
+            return None
+        last = encoded.input_ids[encoded.loss_mask][-1:].tolist()
+        return encoded.loss_tokens - any(token in self.encoder.processor.eos_token_ids for token in last)
 
     def length(self, text: str) -> int:
         """The number of tokens of a text."""
@@ -324,7 +355,7 @@ class Conversation:
 
         same: whether the same tokens are learnt of messages that end with the answer, such as `Prompts.takes`.
         """
-        if not (answer.text.strip() or answer.calls):
+        if not (answer.text.strip() or answer.reasoning or answer.calls):
             return evolve(answer, reason=EMPTY_ANSWER)
         try:
             return evolve(answer, retokenised_differently=not same([*self.messages, answer.turn()]))

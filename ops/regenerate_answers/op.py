@@ -178,6 +178,12 @@ class RegenerateAnswers:
         help='the data\'s results of calls are used where the target calls the same functions ("same_name"), with the '
         'same arguments too ("same_call"), or never ("none"); else a conversation ends with the target\'s call',
     )
+    history_reasoning: Literal["kept", "dropped"] = field(
+        default="kept",
+        keyed_default=False,
+        help='whether prompts have the reasoning of earlier answers: "dropped" if clients do not send it back; '
+        "tokenize_chat needs the same",
+    )
     finish_reasons: tuple[Literal["stop", "length"], ...] = field(
         default=("stop",),
         validator=validators.min_len(1),

@@ -106,6 +106,7 @@ def _trial_notes(config: RegenerateAnswers, artifact: Path, target: TargetForeca
 def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesForecast | None) -> SamplesForecast:
     answered = Answered(
         enable_thinking=config.enable_thinking,
+        history_reasoning=config.history_reasoning,
         has_target=config.target is not None,
         target=identity_of(context.inputs["target"]),
         chat_template=template_digest(config.chat_template),
@@ -116,13 +117,16 @@ def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesFo
     if context.artifact is not None:
         made = SamplesForecast.read(context.artifact, context.identity)
         if made.answered is not None:  # it holds how they were generated, and the node where
-            made = evolve(made, answered=evolve(answered, enable_thinking=made.answered.enable_thinking))
+            own = made.answered
+            answered = evolve(answered, enable_thinking=own.enable_thinking, history_reasoning=own.history_reasoning)
+            made = evolve(made, answered=answered)
         return made
     return SamplesForecast(
         identity=context.identity,
         empty=source.empty if source is not None else frozenset(),
         is_found=source is not None and source.is_found,
         answered=answered if config.answers == "target" else None,
+        has_tools=source is not None and source.has_tools,
     )
 
 

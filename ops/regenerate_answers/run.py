@@ -149,7 +149,8 @@ def write_artifact(
         server = {"model": config.model, "owned_by": together.owner}
         write_json(stage.out_dir / "measurements.json", {**figures, "seconds": together.seconds, "server": server})
     link_packs(folder, stage.out_dir)
-    write_json(stage.out_dir / ANSWERED, {"enable_thinking": config.enable_thinking})
+    settings = {"enable_thinking": config.enable_thinking, "history_reasoning": config.history_reasoning}
+    write_json(stage.out_dir / ANSWERED, settings)
     write_samples(config, stage, folder, prompts.encoder.vocabulary)
 
 

@@ -21,6 +21,7 @@ from ops.lib.forecasts import (
 )
 from ops.tokenize_chat.op import TokenizeChat
 
+SERVED = 'set contexts = "served"'
 SAME = "give regenerate_answers and tokenize_chat the same"
 
 
@@ -41,11 +42,23 @@ def conflicts(config: TokenizeChat, forecast: Mapping[str, Any]) -> dict[str, st
     return found
 
 
+def tools_warning(config: TokenizeChat) -> str:
+    """A text on answers of samples with tools that are not learnt as they are served; empty if they are."""
+    if config.contexts == "served" or config.prompts_only:
+        return ""
+    return f"answers are learnt behind a history that no server renders: {SERVED}"
+
+
 def _of_answers(config: TokenizeChat, answered: Answered, target: TargetStated | None) -> Iterator[tuple[str, str]]:
     if config.enable_thinking != answered.enable_thinking:
         asked, here = json.dumps(answered.enable_thinking), json.dumps(config.enable_thinking)
         remedy = f"{SAME} enable_thinking, or answers and prompts do not fit each other"
         yield "enable_thinking", f"the answers were generated with {asked}, and this node has {here}: {remedy}"
+    if config.history_reasoning != answered.history_reasoning:
+        asked, here = json.dumps(answered.history_reasoning), json.dumps(config.history_reasoning)
+        remedy = f'{SAME} one ("dropped" with contexts = "served"), or answers are learnt behind other prompts'
+        about = f"the answers were generated with history_reasoning = {asked}, and this node has {here}"
+        yield "history_reasoning", f"{about}: {remedy}"
     if answered.longest is not None and not config.prompts_only and answered.longest < config.min_loss_tokens:
         yield (
             "min_loss_tokens",

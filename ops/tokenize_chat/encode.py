@@ -25,6 +25,7 @@ from attrs import evolve, frozen
 from tokenizers import Encoding
 from torch import Tensor
 
+from ops.ingest.sample import ASKING
 from ops.lib.data.files import shown_json
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.limited_process import SECONDS
@@ -34,6 +35,7 @@ from ops.lib.vision.any_images import AnyImages, Seen
 from ops.lib.vision.chunks import ImageChunk, concatenate, place_images
 from ops.lib.vision.images import TOO_LARGE, decode, size_of
 from ops.lib.vision.processor import Processor
+from ops.lib.vision.template_kinds import THOUGHT_TAGS
 from ops.tokenize_chat.answer_spans import Rendered, render_answers
 from ops.tokenize_chat.contexts import Context, Generated, Served, check_calls, check_tools, serve, serve_prompt
 from ops.tokenize_chat.habits import Habits, Results, around_turns, probe, probe_results
@@ -119,7 +121,8 @@ class ChatEncoder:
     @cached_property
     def habits(self) -> Habits:
         """What the template does with reasoning and calls."""
-        return self.template.finish(probe(self.template.thinks))
+        tags = [pair for pair in THOUGHT_TAGS if all(tag in self.template.special_tokens for tag in pair)]
+        return self.template.finish(probe(self.template.thinks, tags))
 
     @cached_property
     def results(self) -> Results:
@@ -674,8 +677,8 @@ def _fitting(context: Context, sample: Callable[[Context], TokenSample]) -> tupl
 
 
 def _prompt(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config: TokenizeChat) -> Tokenized:
-    """The target's input for a row up to its last user turn. Raises Unusable."""
-    turns = [turn for turn, message in enumerate(row["messages"]) if message["role"] == "user"]
+    """The target's input for a row up to its last turn of the user or a tool. Raises Unusable."""
+    turns = [turn for turn, message in enumerate(row["messages"]) if message["role"] in ASKING]
     messages = row["messages"][: turns[-1] + 1]
     tools = row.get("tools", ())
     if config.contexts == "served":
@@ -692,11 +695,6 @@ def up_to_last_answer(messages: Messages) -> Messages:
     """The messages up to the last answer; empty without one."""
     answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
     return messages[: answers[-1] + 1] if answers else ()
-
-
-def conversation_of(sample_id: str) -> str:
-    """The id of the row of which a sample "ID@K" is a context."""
-    return sample_id.rpartition("@")[0]
 
 
 def asked(sample: TokenSample, row: Mapping[str, Any]) -> Messages:

@@ -33,7 +33,7 @@ class Habits:
     """What a template does.
 
     reasoning    the key of an answer in which it shows reasoning: one of KEYS, or IN_TEXT; None if it shows none
-    thoughts     pairs of tags around a thought: those of the template, and <think>
+    thoughts     pairs of tags around a thought: those of the template, <think>, and special tokens for thoughts
     short_ids    whether it takes only ids of calls of 9 letters and digits
     markup       the texts around the parts of an answer
     """
@@ -69,8 +69,8 @@ class Habits:
         )
 
 
-def probe(thinks: bool) -> Renderings[Habits]:
-    """Find the habits of a template. thinks: whether it has the end of a thought."""
+def probe(thinks: bool, tags: Sequence[tuple[str, str]] = ()) -> Renderings[Habits]:
+    """Find the habits of a template. thinks: whether it has the end of a thought. tags: special tokens for thoughts."""
     keys = (*KEYS, *((IN_TEXT,) if thinks else ()))
     asked, said = [_say("user")], _say("assistant", SAID)
     prompt, *plain = yield [
@@ -83,18 +83,18 @@ def probe(thinks: bool) -> Renderings[Habits]:
     with_ids = [[*asked, _call("", given), _result(given), _say("assistant")] for given in (LONG_ID, SHORT_ID)]
     messages = (*calls, *answers, *with_ids)
     with_tools, *called = yield [prompted, *(Rendering(each, tools=[TOOL], may_fail=True) for each in messages)]
-    reasoning, thoughts, shown = None, [(THINK, END_OF_THOUGHT)], []
+    reasoning, thoughts, shown = None, [(THINK, END_OF_THOUGHT), *tags], []
     for key, *texts in zip(keys, plain, called, strict=False):
-        pairs = zip((prompt, with_tools), texts, strict=True)
-        shown = [(before.text, text.text) for before, text in pairs if THOUGHT in text.text]
+        both = zip((prompt, with_tools), texts, strict=True)
+        shown = [(before.text, text.text) for before, text in both if THOUGHT in text.text]
         if shown:
             reasoning = key
             thoughts += _tags(shown[0][1])
             break
     long, short = called[-2:]
-    tags = tuple(dict.fromkeys(thoughts))
-    markup = _markup(prompt.text, shown, tags, called[len(keys) : -len(with_ids)])
-    return Habits(reasoning, tags, long.absent and not short.absent, markup)
+    pairs = tuple(dict.fromkeys(thoughts))
+    markup = _markup(prompt.text, shown, pairs, called[len(keys) : -len(with_ids)])
+    return Habits(reasoning, pairs, long.absent and not short.absent, markup)
 
 
 @frozen

@@ -10,11 +10,13 @@ from agent_rows import SAMPLES, TOOL_LISTS
 from agent_templates import EXTENDS, STRIPS
 from attrs import frozen
 from family_checkpoints import make_checkpoint
-from regenerate_cases import endpoint_config, make_target
+from regenerate_cases import endpoint_config, make_target, run, run_endpoint
+from result_images import SEEN, SHOWING, write_seen
 from server_process import running_server
 from transformers import AutoTokenizer
 
 from ops.artifacts import TargetModel
+from ops.lib.data.files import read_jsonl
 from ops.regenerate_answers.client import ChatClient, wire_messages
 from ops.regenerate_answers.conversations import Prompts
 from ops.regenerate_answers.op import RegenerateAnswers
@@ -84,3 +86,29 @@ def test_sglang_reads_the_prompts_that_dflow_renders_before_every_answer_but_for
     for tools, is_equal in ((as_shown, True), (own, False)):
         rows = [{"id": "a", "images": [], "messages": messages, "tools": tools} for messages in asked]
         assert is_equal == (theirs == [served.prompts.ids(row)[0] for row in rows])
+
+
+# Without the keys that SGLang adds to tools.
+NAMED_TOOLS = SHOWING["qwen3-vl"].replace("tool | tojson", "tool.function.name + tool.function.description")
+
+
+def test_sglang_answers_behind_images_of_results_as_the_target_itself(tmp_path):
+    checkpoint = make_checkpoint("qwen3_vl", tmp_path / "made", num_hidden_layers=3)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer.chat_template = NAMED_TOOLS
+    tokenizer.save_pretrained(checkpoint)
+    target, samples = make_target(tmp_path / "target", checkpoint), write_seen(tmp_path / "in")
+    options = {"max_new_tokens": 4, "finish_reasons": ("stop", "length"), "min_answer_tokens": 1, "history": "data"}
+    local = run(tmp_path / "local", samples, target, **options)
+    arguments = ["--model-path", str(target.path / "model"), "--served-model-name", "talker", "--dtype", "float32"]
+    (tmp_path / "server").mkdir()
+    with running_server(tmp_path / "server", [*arguments, "--image-processor-backend", "pil"]) as running:
+        stage = run_endpoint(tmp_path / "asked", samples, target, Endpoint(f"{running.url}/v1"), **options)
+    found = [
+        {row["id"]: row["messages"][-1]["generated_ids"] for row in read_jsonl(each.out_dir / "samples.jsonl")}
+        for each in (local, stage)
+    ]
+    assert found[0] == found[1]
+    answers = sum(message["role"] == "assistant" for messages in SEEN.values() for message in messages)
+    assert answers - len(found[0]) <= 1  # an answer of a random target may have a token that is not taken
+    assert [0] == stage.metric("regenerate/prompted_differently")

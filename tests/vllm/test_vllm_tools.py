@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from agent_rows import SAMPLES, TOOL_LISTS
+from agent_rows import SAMPLES, TOOL_LISTS, TOOLS
 from agent_templates import EXTENDS, STRIPS
 from chat_requests import renderer
 from family_checkpoints import make_checkpoint
+from result_images import SEEN, SHOWING, images_of
 from transformers import AutoTokenizer
 
+from ops.lib.data.image_packs import PackWriter
 from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.client import wire_messages
 from ops.regenerate_answers.conversations import Prompts
@@ -61,3 +63,28 @@ def test_vllm_makes_the_prompts_that_dflow_renders_before_every_answer_but_for_i
             row = {"id": "a", "images": [], "messages": messages[:turn], "tools": as_shown}
             assert prompts.ids(row)[0] == list(prompt["prompt_token_ids"])
     assert (json.dumps(own) == json.dumps(received)) == (listed == "one")
+
+
+def test_vllm_makes_the_prompts_that_dflow_renders_behind_images_of_results(tmp_path):
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.renderers import ChatParams
+
+    checkpoint = make_checkpoint("qwen3_vl", tmp_path / "made", lively=False, num_hidden_layers=2)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer.chat_template = SHOWING["qwen3-vl"]
+    tokenizer.save_pretrained(checkpoint)
+    made, prompts = renderer(checkpoint, "pillow", {}), Prompts(ChatEncoder(load_processor(str(checkpoint))), tmp_path)
+    packs = PackWriter(tmp_path)
+    for name, messages in SEEN.items():
+        for turn in [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]:
+            images = images_of(messages[:turn])
+            sent = wire_messages(prompts.shown(messages[:turn]), images)
+            received = ChatCompletionRequest(model="m", messages=sent, tools=TOOLS)  # as its server reads it
+            tools = [tool.model_dump() for tool in received.tools]
+            params = ChatParams(chat_template_kwargs={"add_generation_prompt": True, "tools": tools})
+            _, [prompt] = made.render_chat([received.messages], params, skip_mm_cache=True)
+            row = {"id": name, "category": "image", "messages": messages[:turn], "tools": TOOLS}
+            sample = prompts.sample(row | {"images": list(map(packs.add, images))})
+            assert sample.input_ids.tolist() == list(prompt["prompt_token_ids"])
+            items = prompt["mm_kwargs"]["image"] if images else []
+            assert sample.image_grid_thw.tolist() == [item["image_grid_thw"].data.tolist() for item in items]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from agent_rows import ASK, ASK_AGAIN, NAME, RAIN, RAINY, SUN, SUNNY, TOOLS, calls, conversation, say, why
 from agent_templates import EXTENDS, STRIPS
-from chat_server import ChatServer, is_probe, response
+from chat_server import ChatServer, called, is_probe, response
 from fake_stage import FakeStage, folder_digest
 from family_checkpoints import make_checkpoint
 from regenerate_cases import config, endpoint_config, make_target, run, teach
@@ -51,17 +49,6 @@ def samples_of(folder, *conversations, tools=TOOLS):
     ]
     (folder / "samples.jsonl").write_text("".join(json_line(row, sort_keys=False) for row in rows))
     return ImageSamples(folder, folder_digest(folder))
-
-
-def called(*cities, name=NAME, ids=("srv1", "srv2", "srv3"), content=None, **more):
-    """A server's answer that its parser found calls in."""
-    made = [
-        {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps({"city": city})}}
-        for call_id, city in zip(ids, cities, strict=False)
-    ]
-    answer = response(content, "tool_calls", **more)
-    answer["choices"][0]["message"]["tool_calls"] = made
-    return answer
 
 
 def asked(folder, processor, replies, *conversations, owner="somebody", **options):

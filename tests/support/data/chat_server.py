@@ -10,11 +10,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
+from agent_rows import NAME
 from attrs import define, field, frozen
 from PIL import Image
 from transformers import AutoTokenizer
@@ -24,6 +25,7 @@ from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
 
 Body = dict[str, Any]
+IDS = ("srv1", "srv2", "srv3")  # of calls
 
 
 @frozen
@@ -153,10 +155,23 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-def response(text: str, finish_reason: str = "stop", usage: Mapping[str, int] | None = None, **more: Any) -> Body:
+def response(
+    text: str | None, finish_reason: str = "stop", usage: Mapping[str, int] | None = None, **more: Any
+) -> Body:
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "message": message, "finish_reason": finish_reason, **more}
     return {"object": "chat.completion", "choices": [choice], "usage": usage}
+
+
+def called(*cities: str, name: str = NAME, ids: Sequence[str] = IDS, content: str | None = None, **more: Any) -> Body:
+    """An answer in which the server's parser found calls for the cities."""
+    made = [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps({"city": city})}}
+        for call_id, city in zip(ids, cities, strict=False)
+    ]
+    answer = response(content, "tool_calls", **more)
+    answer["choices"][0]["message"]["tool_calls"] = made
+    return answer
 
 
 @define(eq=False, slots=False)

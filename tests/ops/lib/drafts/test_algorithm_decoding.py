@@ -8,6 +8,7 @@ from batch_cases import BLOCK, draft_for_family, family_case
 from proposal_cases import PRECISION, assert_proposes_by_its_reference, draft_with_noise, favour_few_tokens
 
 from ops.lib.drafts.backbone.load import random_draft
+from ops.lib.drafts.block_context import BlockContext
 from ops.lib.drafts.decoding.decode import DraftContext, decode_plain, decode_speculative, propose
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.decoding.decode_options import DraftUse
@@ -17,12 +18,17 @@ from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dflash2.model import propose as walk
 from ops.lib.drafts.dflash2.reference import scores
 from ops.lib.drafts.dspark.config import Dspark
+from ops.lib.drafts.lilicorr.config import Lilicorr
+from ops.lib.drafts.lilicorr.model import propose as propose_lattice
+from ops.lib.drafts.lilicorr.reference import scores as scores_of_lattice
 
 NEW = 12
 ALGORITHMS = {
     "dflash2": Dflash2(taps=2, group=8, rank=6, candidates=8),
     "dspark": Dspark(rank=6),
     "dspark, masks first": Dspark(rank=6, sample_from_anchor=False),
+    "lilicorr": Lilicorr(candidates=4, width=8, heads=2, factors=6),
+    "lilicorr with convolutions": Lilicorr(candidates=8, width=16, heads=2, layers=1, factors=6, taps=2, group=8),
 }
 
 
@@ -114,6 +120,29 @@ def test_smaller_blocks_than_in_training_give_the_same_answers(case, draft, bloc
     fast = decode_speculative_batch(target, draft, samples, DecodeSettings(NEW), use)
     assert [answer.tokens for answer in answers] == [one.tokens for one in fast]
     assert max(max(one.accepted) for one in fast) < block_size
+
+
+def test_lilicorr_draws_each_token_from_the_scores_behind_the_tokens_drawn_before():
+    draft, temperature = draft_with_noise(ALGORITHMS["lilicorr"]).double(), 0.8
+    config, generator = draft.config, torch.Generator().manual_seed(0)
+    hidden_BDM = torch.randn(6, BLOCK - 1, config.hidden_size, generator=generator).double()
+    head_VM, embed_VM = torch.randn(2, config.vocab_size, config.hidden_size, generator=generator).double()
+    last_BM = torch.randn(6, config.hidden_size, generator=generator).double()
+    choice = SampledChoice.of(temperature, 3, [str(row) for row in range(6)], BLOCK, torch.device("cpu"))
+    choice.begin(torch.zeros(6, dtype=torch.int64))
+    anchors_B, is_there_B = torch.arange(6), torch.tensor([True] * 5 + [False])
+    with torch.no_grad():
+        around = BlockContext(embed_VM, last_BM, is_there_B)
+        found = propose_lattice(draft, hidden_BDM, hidden_BDM @ head_VM.T, anchors_B, choice, around).tokens_BD
+        shares_BDV = torch.cat(choice._drawn_from, dim=1)
+        for row, tokens in enumerate(found.tolist()):
+            alone = BlockContext(embed_VM, last_BM[row : row + 1], is_there_B[row : row + 1])
+            given = (config, draft.state_dict(), hidden_BDM[row], head_VM)
+            for place in range(len(tokens)):
+                scores_V = scores_of_lattice(*given, [row, *tokens[:place]], alone)
+                torch.testing.assert_close(shares_BDV[row, place], (scores_V / temperature).softmax(0))
+    greedy = propose_lattice(draft, hidden_BDM, hidden_BDM @ head_VM.T, anchors_B, GreedyChoice(), around).tokens_BD
+    assert not torch.equal(greedy, found)
 
 
 def test_drawn_tokens_are_candidates_with_the_probabilities_of_their_scores():

@@ -19,6 +19,7 @@ from ops.lib.drafts.dflash.config import Dflash
 from ops.lib.drafts.dflash2.config import Dflash2, Dflash2Options
 from ops.lib.drafts.dflash2.model import _Convolved, convolved
 from ops.lib.drafts.dspark.config import Dspark, DsparkOptions
+from ops.lib.drafts.lilicorr.config import Lilicorr, LilicorrOptions
 from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command
@@ -36,6 +37,18 @@ CASES = {
         Dspark(rank=4, confidence_head=False),
         DsparkOptions(base=1, l1=0, confidence_head=False),
     ),
+    "lilicorr": (
+        Lilicorr(candidates=4, width=6, layers=2, heads=2, factors=5, logit_scale=3.0),
+        LilicorrOptions(base=0.7, cross_entropy=0.6, hinge=0.4, margin=1.0, regret=0.3),
+    ),
+    "lilicorr with convolutions": (
+        Lilicorr(candidates=8, width=8, layers=1, heads=1, factors=3, mlp_ratio=1.5, taps=2, group=4),
+        LilicorrOptions(),
+    ),
+    "lilicorr without a teacher": (
+        Lilicorr(candidates=1, width=4, layers=1, heads=2, factors=4),
+        LilicorrOptions(hinge=0.5, regret=0),
+    ),
 }
 
 
@@ -49,6 +62,13 @@ def chosen(request):
 def test_random_steps_equal_the_reference(chosen, seed):
     algorithm, own = chosen
     assert_equal_steps(random_case(seed, algorithm=algorithm), Loss(kind=KINDS[seed], own=own))
+
+
+@pytest.mark.parametrize("name", ["lilicorr", "lilicorr with convolutions"])
+def test_the_lattices_gradients_equal_those_of_the_slow_loop_to_twelve_digits(name):
+    algorithm, own = CASES[name]
+    case = random_case(3, samples=2, block_size=4, num_hidden_layers=1, algorithm=algorithm)
+    assert_equal_steps(case, Loss(own=own), rtol=1e-12)
 
 
 @pytest.mark.parametrize("block_size", [2, 3, 16])
@@ -151,6 +171,8 @@ def test_candidates_that_sglang_cannot_walk_are_refused(candidates):
 def test_an_objective_without_a_term_is_refused():
     with pytest.raises(ValueError, match="base = 0 and selector = 0 leave nothing to train for"):
         Dflash2Options(base=0, selector=0)
+    with pytest.raises(ValueError, match="cross_entropy = 0, hinge = 0 and regret = 0 train no lattice"):
+        LilicorrOptions(cross_entropy=0, regret=0)
     with pytest.raises(ValueError, match="base = 0 and l1 = 0 without a confidence head leave nothing to train for"):
         DsparkOptions(base=0, l1=0, confidence_head=False)
 
@@ -168,6 +190,18 @@ def test_sizes_that_do_not_fit_are_named_as_in_a_pipeline_and_as_served():
         "dflash2.group (conv_group_size): 3 does not divide hidden_size = 8",
         "dflash2.candidates (selector_top_k): 16 of a vocabulary of 13",
     ] == [line.strip() for line in str(error.value).splitlines()[1:]]
+    with pytest.raises(ConfigError) as error:
+        random_case(1, algorithm=Lilicorr(candidates=32, width=6, heads=4, taps=2))
+    assert [
+        "lilicorr.candidates (lilicorr_candidate_topk): must be a power of two up to 16, or engines refuse to start, "
+        "got 32",
+        "lilicorr.candidates (lilicorr_candidate_topk): 32 of a vocabulary of 13",
+        "lilicorr.heads (lilicorr_num_heads): 4 does not divide width = 6",
+        "lilicorr.taps (conv_kernel_size): 2, and lilicorr.group (conv_group_size) is 0: both must be at least 1, or "
+        "both 0 for no convolution",
+    ] == [line.strip() for line in str(error.value).splitlines()[1:]]
+    with pytest.raises(ValueError, match="'candidates' must be a power of two from 2 to 16: 1"):
+        LilicorrOptions(candidates=1)
     with pytest.raises(ConfigError, match=r"dspark\.rank \(markov_rank\): must be at least 1, got 0"):
         random_case(1, algorithm=Dspark(rank=0))
 
@@ -187,7 +221,9 @@ def test_a_confidence_head_is_always_trained():
 def test_no_start_is_dead():
     """Whatever is zero at the start has a gradient, or gets one once its partner has moved."""
     for name, (algorithm, own) in CASES.items():
-        case = random_case(4, samples=3, block_size=6, algorithm=algorithm)
+        if isinstance(algorithm, Lilicorr):  # whose terms count behind true tokens that are candidates
+            algorithm = evolve(algorithm, candidates=8)
+        case = random_case(4, samples=4, block_size=4, algorithm=algorithm)
         model = DraftModel(case.config).double()
         model.initialise(0)
         moved = set()
@@ -199,7 +235,7 @@ def test_no_start_is_dead():
         assert set(weights) - moved == set(), name
 
 
-@pytest.mark.parametrize("name", ["dflash2", "dspark", "dspark, masks first"])
+@pytest.mark.parametrize("name", ["dflash2", "dspark", "dspark, masks first", "lilicorr"])
 def test_the_command_of_a_server_names_the_algorithm_and_counts_verified_tokens(name):
     config = random_case(1, algorithm=CASES[name][0], block_size=6).config
     draft = DraftOption(path=".", block_size=config.block_size, algorithm=config.algorithm.engine)
