@@ -27,11 +27,7 @@ from ops.lib.vllm.serve_command import BY_TRANSFORMERS
 
 LAYER_IDS = (0, 1, 3)
 TEXTS = {"a short text": ("What is it?", "It is red."), "a long text": ("And now, what can one see there?", "A dog.")}
-SERVED = ("llama", *SCALED_IN_VLLM)
-OTHERS_SERVED = (  # a minute each
-    *("mistral", "ministral3", "phi3", "qwen2", "qwen2_moe", "gpt_oss", "glm4_moe", "apertus", "olmo2", "smollm3"),
-    "cohere2",
-)
+SERVED = ("llama", "mistral", "ministral3", *SCALED_IN_VLLM)
 NO_INTERFACE = "Model does not support EAGLE3 interface"
 
 
@@ -125,7 +121,7 @@ def answers_of(case: Case, impl: str, folder: Path) -> tuple[list[list[int]], li
     return [one["tokens"] for one in served], [one["accepted"] for one in served]
 
 
-@pytest.mark.parametrize("kind", [*SERVED, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS_SERVED)])
+@pytest.mark.parametrize("kind", SERVED)
 def test_answers_are_the_targets_own_and_accepted_lengths_are_those_of_evaluate(cases, kind, tmp_path):
     case = cases(kind)
     expected = case.reference(case.drafts["noisy"].path)
