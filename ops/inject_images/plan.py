@@ -16,7 +16,9 @@ def estimate(config: InjectImages, context: PlanContext) -> Estimate:
     elif source is None:
         forecast = SamplesForecast(identity=context.identity)
     else:
-        forecast = SamplesForecast(identity=context.identity, empty=source.empty, is_found=source.is_found)
+        forecast = SamplesForecast(
+            identity=context.identity, empty=source.empty, is_found=source.is_found, has_images=source.has_images
+        )
     if context.trial is None or source is None or source.samples is None:
         return Estimate(forecast=forecast)
     samples = kept_samples(context.trial.artifact, source.samples)

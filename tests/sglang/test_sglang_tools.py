@@ -18,6 +18,7 @@ from ops.artifacts import TargetModel
 from ops.regenerate_answers.client import ChatClient, wire_messages
 from ops.regenerate_answers.conversations import Prompts
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.sampling import Sampling
 
 TEMPLATES = {"extends": EXTENDS, "rewrites history": STRIPS}
 
@@ -54,11 +55,21 @@ def read_ids(served, conversations, tools):
     """The ids that the server reads for each conversation."""
 
     async def ask():
-        async with ChatClient.of(served.config, print) as client:
+        async with ChatClient.of(served.config, Sampling(), print) as client:
             return [
                 (await client.complete(wire_messages(served.prompts.shown(messages), []), None, tools)).prompt_ids
                 for messages in conversations
             ]
+
+    return asyncio.run(ask())
+
+
+def read_from_ids(served, prompts):
+    """The ids that the server reads where it gets these."""
+
+    async def ask():
+        async with ChatClient.of(served.config, Sampling(), print) as client:
+            return [(await client.complete([], None, (), ids)).prompt_ids for ids in prompts]
 
     return asyncio.run(ask())
 
@@ -83,4 +94,6 @@ def test_sglang_reads_the_prompts_that_dflow_renders_before_every_answer_but_for
     theirs = read_ids(served, asked, own)
     for tools, is_equal in ((as_shown, True), (own, False)):
         rows = [{"id": "a", "images": [], "messages": messages, "tools": tools} for messages in asked]
-        assert is_equal == (theirs == [served.prompts.ids(row)[0] for row in rows])
+        rendered = [served.prompts.ids(row)[0] for row in rows]
+        assert is_equal == (theirs == rendered)
+    assert rendered == read_from_ids(served, rendered)  # of tools as they were given

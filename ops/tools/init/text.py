@@ -229,6 +229,7 @@ def _regenerate(found: Survey, target: Target | None, advice: Advice, dtype: str
         'splits = ["train", "val", "test"]',
         _line("max_prompt_tokens", advice.max_prompt_tokens),
         _line("max_new_tokens", advice.max_new_tokens),
+        _noted("drop_repetitions = true", "answers that end in a loop"),
     ]
     return [*lines, *_thinking(found, target), *_reasoned_dtype(advice), *_pixels(advice, target, sees)]
 
