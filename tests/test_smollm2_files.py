@@ -12,7 +12,7 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer
 
-from pipelines import smollm2_files
+from pipelines import smollm2_files, smollm2_tools_files
 
 ROOT = Path(__file__).parents[1]
 PIPELINE = ROOT / "pipelines" / "smollm2.toml"
@@ -78,6 +78,19 @@ def test_prompts_are_chosen_by_their_text_whatever_their_order() -> None:
     assert few == more[:10]
     assert smollm2_files.chosen(["no", "no" * 400, "Größe der Welt?", " a question  ", "a question"], 9) == []
     assert smollm2_files.chosen([" What is a question?  ", "What is a question?"], 9) == ["What is a question?"]
+
+
+@pytest.mark.unit
+def test_calls_are_made_of_the_first_values_that_are_right_without_those_left_to_the_function() -> None:
+    truth = [
+        {"math.hypot": {"x": [4], "y": [5], "z": ["", 0]}},
+        {"find": {"where": [{"city": ["Paris", "paris"], "near": [True]}], "names": [["a", "b"]]}},
+    ]
+    made = [call["function"] for call in smollm2_tools_files.calls(truth)["tool_calls"]]
+    assert made == [
+        {"name": "math.hypot", "arguments": {"x": 4, "y": 5}},
+        {"name": "find", "arguments": {"where": {"city": "Paris", "near": True}, "names": ["a", "b"]}},
+    ]
 
 
 @pytest.mark.slow

@@ -289,15 +289,17 @@ def is_tie(target: Target, draft: DraftModel, departure: Departure, margin: floa
         return False
     done = sum(accepted + 1 for accepted in prompt.accepted[: departure.step])
     anchor = prompt.sample.prompt_tokens + done
-    context = draft.context_kv(features_SF[:anchor], torch.arange(anchor, device=features_SF.device))
+    context = DraftContext(draft)
+    context.append(features_SF[:anchor])
     rows_2M = target.embed_weight[[prompt.tokens[done], draft.config.mask_token_id]]
     anchor_M, mask_M = draft.embedded(rows_2M)
     slot = min(prompt.accepted[departure.step], departure.served.accepted[departure.step])
-    hidden_DM = draft.propose(anchor_M, mask_M, context)
+    hidden_DM = draft.propose(anchor_M, mask_M, context.kv)
+    around = context.around(target)
     scores: Scores = part_of(draft.config.algorithm, "reference:scores")
     tokens = list(prompt.tokens[done : done + slot + 1])
     while True:
-        scores_V = scores(draft.config, draft.state_dict(), hidden_DM, target.head_weight, tokens)
+        scores_V = scores(draft.config, draft.state_dict(), hidden_DM, target.head_weight, tokens, *around)
         if len(tokens) > slot:
             return _margin(scores_V) < margin
         tokens.append(int(scores_V.argmax()))  # accepted behind the end of the answer

@@ -22,7 +22,7 @@ from ops.ingest.image_values import ImageFinder, path_named
 from ops.ingest.records import Record, json_records, records_in_turns
 from ops.ingest.row_values import turn_role
 from ops.ingest.rows import image_values, row_mistake, sample_of_row, turn_list
-from ops.ingest.sample import DroppedSample, RawSample
+from ops.ingest.sample import ASKING, DroppedSample, RawSample
 from ops.ingest.turn_forms import ROLE_NAMES
 from ops.lib.data.files import shown_json
 from ops.lib.data.sample_account import Unusable
@@ -177,8 +177,11 @@ def _row(record: Record, later: tuple[str, ...]) -> BenchmarkRow | Misfit:
     sample = sample_of_row(record.row, str(record.row["id"]), finder, require_answers=False)
     if isinstance(sample, DroppedSample):
         return Misfit(record.place, f"{sample.reason}: {sample.detail}" if sample.detail else sample.reason)
-    if sample.turns[-1].role != "user":
-        return Misfit(record.place, "the last message is not the user's: remove the answer, which the target generates")
+    if sample.turns[-1].role not in ASKING:
+        return Misfit(
+            record.place,
+            "the last message is neither the user's nor a tool's result: remove the answer, which the target generates",
+        )
     return BenchmarkRow(record.place, record.row["category"], sample, later)
 
 
@@ -199,7 +202,7 @@ def _lacking(row: dict[str, Any]) -> Iterator[str]:
     if category == ALL:
         yield f'"category" must not be "{ALL}", which means all categories'
     if not any(ROLE_NAMES.get(turn_role(turn)) == "user" for turn in turn_list(row)):
-        yield 'no user turn: "messages" must end with a turn of the user, {"role": "user", "content": "..."}'
+        yield 'no user turn: "messages" must have one, {"role": "user", "content": "..."}'
 
 
 def _duplicate_id(record: Record, places: dict[str, str]) -> str:

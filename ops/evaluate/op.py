@@ -46,8 +46,8 @@ class Evaluate:
     prompts: Literal["last", "each"] = field(
         default="last",
         keyed_default=False,
-        help='of a split: "last": each sample is asked for its last answer; "each": for every answer of each '
-        'conversation, in the context in which a server asks for it, which needs tokens with contexts = "served"',
+        help='of a split: "last": each conversation is asked for its last answer; "each": for every answer of it, '
+        'in the context in which a server asks for it, which needs tokens with contexts = "served"',
     )
     benchmark: str | None = field(
         default=None,

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from ops.lib.vision.images import fault_of, strict_pillow
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.channels import without_channels
 from ops.tokenize_chat.encode import ChatEncoder, load_each, prompt_ids, prompt_sample
+from ops.tokenize_chat.records import conversation_of_record
 from ops.tokenize_chat.template import Messages
 
 MAX_PIXELS = op_of(InjectImages).fields["max_image_pixels"].default
@@ -74,7 +76,17 @@ class Prompt:
 
     @classmethod
     def held_out(cls, reader: TokenReader) -> list[Prompt]:
-        """The samples of a split as prompts, each for its last answer; their answers are not used."""
+        """A prompt for the last answer of every conversation of a split; its answers are not used.
+
+        Of a conversation in several samples, that is the last one's.
+        """
+        last = {conversation_of_record(row): place for place, row in enumerate(reader.records)}
+        samples = cls._of_samples(reader)
+        return [samples[place] for place in sorted(last.values())]
+
+    @classmethod
+    def _of_samples(cls, reader: TokenReader) -> list[Prompt]:
+        """A prompt for the last answer of every sample of a split."""
         return [
             cls(
                 origin=f"sample {row['id']}",
@@ -93,10 +105,10 @@ class Prompt:
     def of_each_answer(cls, reader: TokenReader) -> list[Prompt]:
         """A prompt for every answer of a split, in its served context; of several of a sample, each with its number.
 
-        Raises DataError for tokens without such contexts, and for images behind an earlier answer.
+        Raises DataError for tokens without such contexts, and as `_ends_of_images`.
         """
         prompts = []
-        for place, (row, last) in enumerate(zip(reader.records, cls.held_out(reader), strict=True)):
+        for place, (row, last) in enumerate(zip(reader.records, cls._of_samples(reader), strict=True)):
             if "answers" not in row:
                 raise DataError(
                     'prompts = "each": the tokens do not say where answers begin; tokenise them with contexts = '
@@ -105,36 +117,55 @@ class Prompt:
             if len(row["answers"]) == 1:
                 prompts.append(last)
                 continue
-            _check_images_first(reader, place)
+            image_ends = _ends_of_images(reader, place)
             for start, turn in row["answers"]:
-                name = f"{row['id']}/{turn + 1}"
+                name, images = f"{row['id']}/{turn + 1}", sum(end <= start for end in image_ends)
                 prompts.append(
                     evolve(
                         last,
                         origin=f"sample {name}",
                         id=name,
+                        category="image" if images else "text",
                         length=start,
-                        sample=partial(_asked_for, reader, place, start),
+                        has_images=images > 0,
+                        sample=partial(_asked_for, reader, place, start, images),
                         turn=turn,
                     )
                 )
         return prompts
 
 
-def _asked_for(reader: TokenReader, place: int, start: int) -> TokenSample:
-    """A sample that is asked for the answer that begins at a token."""
-    return evolve(reader.sample(place), prompt_tokens=start)
+def _asked_for(reader: TokenReader, place: int, start: int, images: int) -> TokenSample:
+    """A sample that is asked for the answer that begins at a token, with as many of its images."""
+    sample = reader.sample(place)
+    grids = sample.image_grid_thw[:images]
+    rows = int(grids.prod(dim=1).sum())
+    return evolve(
+        sample,
+        category="image" if images else "text",
+        prompt_tokens=start,
+        pixel_values=sample.pixel_values[:rows],
+        image_grid_thw=grids,
+        seen=sample.seen if images else {},
+    )
 
 
-def _check_images_first(reader: TokenReader, place: int) -> None:
-    """Check that all images of a sample stand before its first answer. Raises DataError."""
-    row = reader.records[place]
-    behind = reader.labels(place)[0][row["answers"][0][0] :]
-    if row["category"] == "image" and bool((behind == reader.info["image_token_id"]).any()):
+def _ends_of_images(reader: TokenReader, place: int) -> list[int]:
+    """The places in a sample behind the last token of each of its images.
+
+    Raises DataError for an image behind the first answer, if one tensor of its processor holds all images.
+    """
+    row, tokens = reader.records[place], reader.image_tokens(place)
+    ids = reader.labels(place)[0]
+    is_image = (ids == reader.info["image_token_id"]).nonzero().flatten().tolist()
+    ends = [is_image[behind - 1] + 1 for behind in accumulate(tokens)]
+    if "images_of" in reader.info and ends and ends[-1] > row["answers"][0][0]:
         raise DataError(
             f'prompts = "each": sample {row["id"]} has an image behind its first answer, which cannot be left out of '
-            'the prompt for it; set prompts = "last", or leave the sample out of the split'
+            f'what a {reader.info["images_of"]} processor made of all its images; set prompts = "last", or leave the '
+            "sample out of the split"
         )
+    return ends
 
 
 def with_turns(prompts: Sequence[Prompt], reader: TokenReader) -> list[Prompt]:

@@ -41,7 +41,8 @@ class ExportDraft:
     engine: Literal["sglang-0.5.21", "sglang-0.5.23"] | None = field(
         default=None,
         help="the version that will serve the draft: the gate and dflow serve refuse others; default: any supported "
-        "one, since all read the same files",
+        "one, since all read the same files. Of LiLiCorr 0.5.21 reads other names of tensors than 0.5.23 and vLLM, "
+        "whose names are the default",
     )
     output = Draft
 

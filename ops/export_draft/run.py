@@ -17,7 +17,7 @@ from ops.export_draft.card import CardFacts, model_card
 from ops.export_draft.conflicts import conflicts
 from ops.export_draft.op import ExportDraft
 from ops.lib.data.files import link_or_copy, read_json, write_json
-from ops.lib.drafts.backbone.config import DraftConfig, to_serving
+from ops.lib.drafts.backbone.config import DraftConfig, optional_part, to_serving
 from ops.lib.drafts.backbone.contract import training_record
 from ops.lib.drafts.backbone.load import CONFIG, WEIGHTS, tensors_digest
 from ops.lib.drafts.backbone.serving_contract import CARD, SPECULATORS, check_serving
@@ -42,9 +42,14 @@ def export_draft(config: ExportDraft, stage: Stage) -> None:
     )
     check_training(draft.path, shape, training["captured"])
     dtype = getattr(torch, config.dtype)
-    weights = {name: tensor.to(dtype) for name, tensor in load_file(draft.path / "model.safetensors").items()}
+    serving = to_serving(shape, config.dtype)
+    stored_name = optional_part(serving, "stored_name", lambda name, _engine: name)
+    weights = {
+        stored_name(name, config.engine): tensor.to(dtype)
+        for name, tensor in load_file(draft.path / "model.safetensors").items()
+    }
     save_file(weights, stage.out_dir / WEIGHTS, metadata={"format": "pt"})
-    serving, digest = to_serving(shape, config.dtype), tensors_digest(stage.out_dir / WEIGHTS)
+    digest = tensors_digest(stage.out_dir / WEIGHTS)
     server_args = training["captured"].get("server_args")
     serving["dflow"] |= training_record(shape, target.digest, digest, server_args, config.formats)
     if config.engine is not None:

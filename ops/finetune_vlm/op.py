@@ -58,6 +58,11 @@ class FinetuneVlm:
     )
     revision: str | None = field(default=None, help="the commit of a model id, 40 hex digits: a branch may move")
     trust_remote_code: bool = field(default=False, help="run the checkpoint's own code")
+    mask_token_id: int | None = field(
+        default=None,
+        keyed_default=False,
+        help="id of the mask token where train_dflash sets none, an id that no text gives. Default: that of the tokens",
+    )
     steps: int = field(default=400, validator=validators.ge(1), help="optimizer steps")
     batch_size: int | None = field(
         default=None, validator=AT_LEAST_1, help="samples in a step; default: 32, without batch_tokens"

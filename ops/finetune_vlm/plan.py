@@ -18,7 +18,7 @@ from ops.lib.target.checkpoint_check import loading_mistakes
 from ops.lib.target.quantised import training_mistake
 from ops.lib.target.sizes import ITEM_SIZES, TargetSizes
 from ops.lib.target.tiny_config import check_builtin, tiny_config
-from ops.lib.target.token_ids import Vocabulary
+from ops.lib.target.token_ids import Vocabulary, mask_mistakes
 from ops.lib.thread_table import threads_of_finetuning
 from ops.load_target.plan import find_config
 
@@ -135,4 +135,8 @@ def missing_here(config: FinetuneVlm) -> dict[str, str]:
         and (mistake := training_mistake(read_target_config(Path(config.init))))
     ):
         mistakes = [f"{config.init}: {mistake}"]
-    return {"init": "\n".join(mistakes)} if mistakes else {}
+    if mistakes:
+        return {"init": "\n".join(mistakes)}
+    directory = Path(config.init)
+    wrong = mask_mistakes(directory, config.mask_token_id) if directory.is_dir() else []
+    return {"mask_token_id": "\n".join(wrong)} if wrong else {}

@@ -30,7 +30,7 @@ from ops.finetune_vlm.conflicts import conflicts
 from ops.finetune_vlm.measuring import HeldOut
 from ops.finetune_vlm.op import SEEING, FinetuneVlm, Part
 from ops.finetune_vlm.saving import save_target, saved_for_now
-from ops.finetune_vlm.start import freeze, make_optimizer, parts_of, set_rates, start_target
+from ops.finetune_vlm.start import freeze, make_optimizer, mask_of, parts_of, set_rates, start_target
 from ops.lib.data.files import read_json, write_json
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.forecasts import TokensForecast, refuse_conflicts
@@ -234,7 +234,7 @@ class _Training:
         copy_files(self.stage.inputs["tokens"].path / "processor", directory, PROCESSOR)
         info = describe_target(
             directory,
-            self.reader.info["mask_token_id"],
+            mask_of(self.config, self.reader),
             self.reader.info["eos_token_ids"],
             trust_remote_code=self.config.trust_remote_code,
         )

@@ -47,7 +47,7 @@ def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tupl
         raise DataError(f"{directory}: {mistake}")
     check_target_degree(content, world_size=stage.world_size, sp_degree=stage.sp_degree)
     processor = load_processor(str(directory), trust_remote_code=trust)
-    info = describe_target(directory, reader.info["mask_token_id"], processor.eos_token_ids, trust_remote_code=trust)
+    info = describe_target(directory, mask_of(config, reader), processor.eos_token_ids, trust_remote_code=trust)
     check_tokens_fit(reader.info, info)
     stored = stored_dtype(directory) if stage.world_size > 1 else None
     target = Target.from_directory(directory, info, device, stored or torch.float32)
@@ -58,6 +58,11 @@ def start_target(config: FinetuneVlm, reader: TokenReader, stage: Stage) -> tupl
             f"{info['model_type']}: take load_target, which reads its images, or remove the image samples"
         )
     return target, directory
+
+
+def mask_of(config: FinetuneVlm, reader: TokenReader) -> int | None:
+    """The id of the mask token: the given one, else that of the tokens, None where they have none."""
+    return reader.info["mask_token_id"] if config.mask_token_id is None else config.mask_token_id
 
 
 def _builtin(config: FinetuneVlm, reader: TokenReader, device: str) -> Target:

@@ -45,7 +45,7 @@ class Columns:
 
 
 @op(
-    version=3,
+    version=4,
     run="ops.ingest.run:ingest",
     key_libraries=("pillow", "pyarrow", "datasets"),
     single_process=True,

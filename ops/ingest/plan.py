@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def estimate(config: Ingest, context: PlanContext) -> Estimate:
     if context.artifact is not None:
         forecast = SamplesForecast.read(context.artifact, context.identity)
     else:
-        forecast = SamplesForecast(identity=context.identity, empty=_empty(config))
+        forecast = SamplesForecast(identity=context.identity, empty=_empty(config), has_tools=_has_tools(config))
     if trial is None:
         return Estimate(forecast=forecast)
     full: dict[Kind, float] = {}
@@ -78,6 +79,23 @@ def _empty(config: Ingest) -> frozenset[str]:
         return frozenset(undrawn - given_splits(reading))
     except DataError:  # the stage's own
         return frozenset()
+
+
+def _has_tools(config: Ingest) -> bool:
+    """Whether there are default_tools, or a source's first row has tools; False for one that cannot be read."""
+    if config.default_tools is not None:
+        return True
+    if isinstance(config.source, str) and is_builtin(config.source):
+        return False
+    reading = config.reading()
+    for source in reading.sources:
+        with suppress(DataError):
+            form = reading.form(source)
+            parts = [] if form in ("image-folder", "arrow") else reading.parts(source, form, with_bytes=False)
+            rows = (record.row for part in parts[:1] for record in islice(part.records(), 1))
+            if any(isinstance(row, dict) and "tools" in row for row in rows):
+                return True
+    return False
 
 
 MOST_FILES = 50  # of a source, whose first rows are read

@@ -19,7 +19,7 @@ from ops.ingest.image_values import IMAGE_NAMES, ImageFinder, path_named
 from ops.ingest.op import Columns
 from ops.ingest.records import Record
 from ops.ingest.rows import image_values, row_mistake, sample_of_row, turn_list
-from ops.ingest.sample import DroppedSample, RawSample
+from ops.ingest.sample import DroppedSample, RawSample, opening_of
 from ops.ingest.source import (
     SPLIT_NAMES,
     Part,
@@ -297,6 +297,8 @@ def _rows(
                 )
                 if isinstance(sample, RawSample) and sample_id != named:
                     sample = attrs.evolve(sample, draw_id=named)
+                if isinstance(sample, RawSample) and record.is_request:
+                    sample = attrs.evolve(sample, opening=opening_of(sample))
                 yield (place + record.share) / len(source.parts), part.split, sample
 
 

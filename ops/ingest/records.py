@@ -56,6 +56,7 @@ class Record:
     folder  the start of relative image paths
     share   of the file read so far, 0..1
     lacks   why a request of a server has no answer to learn from (ops/ingest/traffic.py); "" where that does not count
+    is_request  whether it is one, perhaps with the earlier turns of a conversation whose requests are in other rows
     """
 
     number: int
@@ -65,6 +66,7 @@ class Record:
     folder: Path
     share: float
     lacks: str = ""
+    is_request: bool = False
 
     @property
     def place(self) -> str:

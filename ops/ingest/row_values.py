@@ -10,6 +10,7 @@ from typing import Any
 TURN_TEXTS = ("content", "text", "value")
 REASONING = ("reasoning_content", "reasoning", "thinking")  # of an answer
 PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "input_audio")
+IMAGE_KINDS = ("image", "image_url", "input_image", "computer_screenshot")
 CALL_ROLES = ("function_call", "tool_call")  # a turn that is a call, or several
 RESULT_ROLES = ("tool", "function", "observation", "tool_response", "ipython")
 RESULT_PART, CALL_PART = "tool_result", "tool_use"  # of Anthropic
@@ -60,17 +61,40 @@ def part_kind(part: dict[str, Any]) -> str:
     return next((key for key in PART_KINDS if not is_none(part.get(key))), "")
 
 
+def part_image(part: dict[str, Any]) -> Any:
+    """The image in a content part, or None.
+
+    Anthropic has it in a `source`, the Model Context Protocol as base64 in `data`.
+    """
+    source, is_image = part.get("source"), part_kind(part) in IMAGE_KINDS
+    held = source if is_image and isinstance(source, dict) and not is_none(source) else part
+    for name in ("base64", "data") if is_image else ("base64",):
+        if held.get(name) is not None:
+            return {"base64": held[name]}
+    return next((held[name] for name in ("image", "image_url", "url", "path") if not is_none(held.get(name))), None)
+
+
 def content_parts(turn: dict[str, Any]) -> list[Any]:
-    """The parts of a turn's content; none of a text, and of a call or result that is other JSON."""
+    """The parts of a turn's content; none of a text, and of a call or result that is other JSON.
+
+    A result is parts if each names its kind, or if one is an image.
+    """
     content = first_value(turn, TURN_TEXTS)
     role = turn_role(turn)
+    if role in RESULT_ROLES and isinstance(content, dict) and _shows_image(content):
+        return [content]
     if not isinstance(content, list) or role in CALL_ROLES:
         return []
-    return content if role not in RESULT_ROLES or all(map(_names_its_kind, content)) else []
+    is_parts = role not in RESULT_ROLES or all(map(_names_its_kind, content))
+    return content if is_parts or any(map(_shows_image, content)) else []
 
 
 def _names_its_kind(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") in (*PART_KINDS, "input_text", "input_image")
+    return isinstance(part, dict) and part.get("type") in (*PART_KINDS, "input_text", *IMAGE_KINDS)
+
+
+def _shows_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in IMAGE_KINDS and part_image(part) is not None
 
 
 def parsed(text: str) -> Any:

@@ -17,7 +17,8 @@ Rows of other columns become such before (ops/ingest/row_forms.py), and their to
 An answer that is null or empty is none: the row is a prompt. A turn has
 `role` (or `from`: human, gpt) and `content` (or `text`, `value`). A content is a text, in which <image> means the next
 of the row's images, or a list of parts: {"type": "text", "text"}, {"type": "image_url", "image_url": {"url"}},
-{"type": "image", "image"}; an image part without its own image means the next of the row's images. `image` and
+{"type": "image", "image"}, and Anthropic's {"type": "image", "source"}; an image part without its own image means the
+next of the row's images. `image` and
 `images` are one image or a list (ops/ingest/image_values.py); without placeholders they are placed at the start of the
 first user turn. `id`, `split`, `system`, `label`, the correct answer, and `category`, by which tau is reported, are
 optional.
@@ -55,6 +56,7 @@ from dsl.errors import did_you_mean
 from ops.ingest.image_values import AUDIO, IMAGE_NAMES, VIDEO, ImageFinder, is_image_value
 from ops.ingest.row_values import (
     CALL_ROLES,
+    IMAGE_KINDS,
     INVALID_TEXT,
     RESULT_PART,
     RESULT_ROLES,
@@ -63,6 +65,7 @@ from ops.ingest.row_values import (
     first_value,
     is_none,
     is_valid_text,
+    part_image,
     part_kind,
     turn_role,
 )
@@ -102,8 +105,8 @@ def row_mistake(row: Any) -> str:
             return f'"{key}" must be a path, bytes, base64 or null, or a list of them'
     if _as_list(row.get("image")) and _as_list(row.get("images")):
         return 'both "image" and "images": give one of them'
-    if not isinstance(row.get("system") or "", str):
-        return '"system" must be a string'
+    if not (isinstance(row.get("system") or "", str) or _is_text(row["system"])):
+        return '"system" must be a string or a list of text parts'
     if row.get("split") not in (None, *SPLITS):
         return f'"split" must be one of {", ".join(SPLITS)}, got {shown_json(row["split"])}'
     return _id_mistake(row.get("id"))
@@ -126,13 +129,6 @@ def turn_list(row: dict[str, Any]) -> list[Any]:
 def row_images(row: dict[str, Any]) -> list[Any]:
     """The images in the columns `image` or `images` of a row."""
     return _as_list(row.get("images")) or _as_list(row.get("image"))
-
-
-def part_image(part: dict[str, Any]) -> Any:
-    """The image in a content part, or None."""
-    if part.get("base64") is not None:
-        return {"base64": part["base64"]}
-    return next((part[name] for name in ("image", "image_url", "url", "path") if not is_none(part.get(name))), None)
 
 
 def _questions(row: dict[str, Any]) -> list[str]:
@@ -289,6 +285,13 @@ def _calls_mistake(turn: dict[str, Any]) -> str:
     if isinstance(calls, list) and not all(is_none(each) or isinstance(each, dict) for each in calls):
         return ': "tool_calls" must be a list of objects'
     return "" if is_none(call) or isinstance(call, dict) else ': "function_call" must be an object'
+
+
+def _is_text(parts: Any) -> bool:
+    """Whether a value is a list of parts that are texts, as Anthropic's API takes the system's turn."""
+    return isinstance(parts, list) and all(
+        isinstance(part, dict) and part_kind(part) == "text" and not _part_mistake(part) for part in parts
+    )
 
 
 def _parts_mistake(parts: list[Any]) -> str:
@@ -495,7 +498,7 @@ def _of_part(part: dict[str, Any], role: str) -> list[str | Placed]:
     kind = part_kind(part)
     if kind in ("text", "input_text"):
         return _of_text(str(part["text"]), role)
-    if kind in ("image", "image_url", "input_image"):
+    if kind in IMAGE_KINDS:
         index = part.get("index")
         return [Placed(part_image(part), index if isinstance(index, int) else None)]
     for name, reason in (("video", VIDEO), ("audio", AUDIO)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ class ImagePart:
 
 
 IMAGE = ImagePart()
+ASKING = ("user", "tool")  # roles of the turns that an answer follows
 THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokenizers, but part of the text
 
 
@@ -66,13 +69,14 @@ class Turn:
 class RawSample:
     """A conversation that can be used as a sample.
 
-    split   train, val or test; None: drawn by hash of draw_id, from train and the splits in `draw`
+    split   train, val or test; None: drawn by hash of `drawn_by`, from train and the splits in `draw`
     turns   in order; their roles are system, user, assistant and tool
     images  files, or the encoded images themselves: as many as the turns have places
     label   the correct answer, if the source has it separately
     topic   what the row's "category" says, or the field that `group` of ingest names, if it says something
     tools   those that the assistant may call, in the form that chat templates take
     ignored what else the row has, and why it is left out
+    opening of a request to a server: a digest of the turns up to the user's first (`opening_of`); None for other rows
     """
 
     id: str
@@ -85,6 +89,12 @@ class RawSample:
     topic: str | None = None
     tools: tuple[dict[str, Any], ...] = ()
     ignored: tuple[str, ...] = ()
+    opening: str | None = None
+
+    @property
+    def drawn_by(self) -> str:
+        """What the split is drawn by: requests of one conversation have the same, other samples their ids."""
+        return self.opening or self.draw_id or self.id
 
 
 @frozen
@@ -94,6 +104,20 @@ class DroppedSample:
     id: str
     reason: str
     detail: str = ""
+
+
+def opening_of(sample: RawSample) -> str:
+    """A digest of the turns up to the user's first, which all requests of one conversation have.
+
+    Images count by their bytes, or the names of their files. Tools do not, since clients add some while they talk.
+    """
+    first = next((place for place, turn in enumerate(sample.turns) if turn.role == "user"), len(sample.turns))
+    turns = sample.turns[: first + 1]
+    count = sum(part is IMAGE for turn in turns for part in turn.content)
+    digest = hashlib.sha256(json.dumps([turn.row() for turn in turns]).encode())
+    for image in sample.images[:count]:
+        digest.update(hashlib.sha256(image.name.encode() if isinstance(image, Path) else image).digest())
+    return digest.hexdigest()
 
 
 def with_leading_images(turns: Iterable[Turn], count: int) -> tuple[Turn, ...]:

@@ -10,12 +10,12 @@ from ops.ingest.sample import RawSample
 
 
 def split_of(config: Ingest, sample: RawSample) -> str:
-    """The split of a sample: the config's, else the sample's own, else drawn by (seed, id)."""
+    """The split of a sample: the config's, else the sample's own, else drawn by (seed, what it is drawn by)."""
     if config.split is not None:
         return config.split
     if sample.split is not None:
         return sample.split
-    place = hash_of(config.seed or 0, sample.draw_id or sample.id) / 2**64
+    place = hash_of(config.seed or 0, sample.drawn_by) / 2**64
     test_fraction = config.test_fraction if "test" in sample.draw else 0.0
     if place < test_fraction:
         return "test"

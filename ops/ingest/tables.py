@@ -119,7 +119,13 @@ def _records(batches: Iterator[Any], place: str, folder: Path, total: int, size:
             yield Record(number, origin, _without_nulls(row), "", folder, number / total)
 
 
-OF_TOOLS = ("tools", "functions", "arguments", "input")  # whose structs have every key of every row, most as null
+OF_TOOLS = (
+    "tools",
+    "functions",
+    "arguments",
+    "parameters",
+    "input",
+)  # whose structs have every key of every row, most as null
 
 
 def _without_nulls(value: Any, of_tools: bool = False) -> Any:

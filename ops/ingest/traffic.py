@@ -5,14 +5,19 @@
                                                 input and output
     {"messages": [...], "response": {...}}      the same in one object; also with "choices", or the answer as a text.
                                                 Its split, category and images are kept
+    {"request": {"system": ...}, "response": {"type": "message", ...}}      the same of Anthropic's messages
     {"custom_id", "method", "url", "body"}      a line of a batch's input; its answer is in the batch's output
     {"custom_id", "response", "error"}          a line of that output, in another file
     {"event": "request.finished", "obj", "out"} SGLang's log as JSON (--log-requests-format json), whose prompts are
                                                 texts that the chat template rendered: RENDERED is the table of those
                                                 that become turns again
 
-Of a request the messages, tools and `chat_template_kwargs` are used, of a response the first choice's message. All else
-stays out of the row: ids, users, keys, headers, metadata. Nor does a message or a reason of this file show a value.
+Of a request the messages, tools, `chat_template_kwargs` and Anthropic's `system` are used, of a response the first
+choice's message, or Anthropic's content. All else stays out of the row: ids, users, keys, headers, metadata. Nor does
+a message or a reason of this file show a value.
+
+A log has a conversation's earlier turns again in every later request. All of these fall into one split, which is drawn
+by what they begin with (`opening_of`).
 
 A request that is no sample has a reason (`Record.lacks`), by which it is dropped and counted:
 
@@ -89,7 +94,7 @@ def exchanges(records: Iterator[Record], answers: Answers = NO_ANSWERS) -> Itera
             if found is None:
                 yield record
             else:
-                yield attrs.evolve(record, row=found.row, mistake=found.mistake, lacks=found.lacks)
+                yield attrs.evolve(record, row=found.row, mistake=found.mistake, lacks=found.lacks, is_request=True)
 
 
 def exchange(row: Row, answers: Answers = NO_ANSWERS) -> Exchange | None:
@@ -194,17 +199,24 @@ def _joined(request: Row, answer: Answer) -> Exchange:
     turns = request.get("messages")
     if turns is None:
         return Exchange({"messages": []}, lacks=NO_MESSAGES)
-    settings = {key: request[key] for key in (*TOOL_KEYS, "chat_template_kwargs") if request.get(key) is not None}
+    settings = {
+        key: request[key] for key in (*TOOL_KEYS, "chat_template_kwargs", "system") if request.get(key) is not None
+    }
     last = [] if answer.turn is None else [answer.turn]
     return Exchange({"messages": [*turns, *last] if isinstance(turns, list) else turns, **settings}, lacks=answer.lacks)
 
 
-ENDINGS = {"length": CUT, "max_tokens": CUT, "content_filter": FILTERED, "abort": FAILED, "error": FAILED}
+ENDINGS = {
+    **dict.fromkeys(("length", "max_tokens", "model_context_window_exceeded"), CUT),
+    "content_filter": FILTERED,
+    "refusal": REFUSED,
+    **dict.fromkeys(("abort", "error"), FAILED),
+}
 KEPT = ("content", "tool_calls", "function_call", *REASONING)
 
 
 def _answer(response: Any) -> Answer:
-    """The answer in a response: chat completions, or a text."""
+    """The answer in a response: chat completions, a message of Anthropic's API, or a text."""
     if isinstance(response, str) and _object(response) is None:
         return Answer({"role": "assistant", "content": response}) if response.strip() else Answer(lacks=NO_RESPONSE)
     if isinstance(response, list):
@@ -216,6 +228,8 @@ def _answer(response: Any) -> Answer:
     status = next((outer[key] for key in ("status_code", "status") if isinstance(outer.get(key), int)), 200)
     if status != 200 or not is_none(outer.get("error")) or not is_none(inner.get("error")):
         return Answer(lacks=FAILED)
+    if inner.get("type") == "message" and "content" in inner:
+        return _of_message(inner, inner.get("stop_reason"))
     choices = inner.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(first, dict):

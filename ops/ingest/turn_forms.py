@@ -15,6 +15,7 @@ Drop reasons:
 
     a tool call is not JSON             the whole of it, in a text
     the arguments of a tool call are not JSON, ... are not an object
+    a tool call without arguments       but with other keys, which may hold them
     a tool call has no name, a tool that is no function
     a tool call outside an answer       in a user's turn
     two tool calls of a turn have the same id, more than 1,000 tool calls in a turn
@@ -58,6 +59,7 @@ MOST_CALLS = 1000  # in a turn, of which each result searches its own
 CALL_NOT_JSON = "a tool call is not JSON"
 ARGUMENTS_NOT_JSON = "the arguments of a tool call are not JSON"
 ARGUMENTS_NO_OBJECT = "the arguments of a tool call are not an object"
+ARGUMENTS_ELSEWHERE = "a tool call without arguments"
 NAMELESS = "a tool call has no name"
 OUTSIDE_ANSWER = "a tool call outside an answer"
 SAME_ID = "two tool calls of a turn have the same id"
@@ -71,6 +73,8 @@ ROLE_NAMES = {
     **dict.fromkeys(("user", "human"), "user"),
     **dict.fromkeys(("assistant", "gpt", "model", "chatgpt"), "assistant"),
 }
+ARGUMENTS = ("arguments", "parameters", "input")  # of a call: Llama writes the second, Anthropic the third
+OF_CALL = ("id", "type", "index", "name", "function", *ARGUMENTS)
 CALL_TAGS, RESULT_TAGS = ("<tool_call>", "</tool_call>"), ("<tool_response>", "</tool_response>")
 THOUGHTS = ("thinking", "redacted_thinking")  # parts of Anthropic
 MADE_ID = "call{:05}"  # 9 characters, which templates of Mistral ask for
@@ -304,7 +308,7 @@ def _anthropic(turn: TurnObject) -> Iterable[Said]:
         raise Unusable(REDACTED)
     results = [result for part in by_kind.get(RESULT_PART, ()) for result in _results(result_turn(part))]
     rest, thoughts = by_kind.get("", []), [str(part["thinking"]) for part in by_kind.get("thinking", ())]
-    calls = tuple(_call({**part, "arguments": part.get("input"), "type": None}) for part in by_kind.get(CALL_PART, ()))
+    calls = tuple(_call({**part, "type": None}) for part in by_kind.get(CALL_PART, ()))
     if calls or thoughts:
         answer = _answer(turn, rest, calls)
         return [*results, evolve(answer, reasoning="\n".join(filter(None, thoughts)) or answer.reasoning)]
@@ -399,7 +403,16 @@ def _call(call: Any) -> Call:
     name = function.get("name")
     if not (isinstance(name, str) and name.strip()):
         raise Unusable(NAMELESS)
-    return Call(_id(call.get("id")), name, _arguments(function.get("arguments"), name))
+    return Call(_id(call.get("id")), name, _arguments(_given_arguments({**call, **function}), name))
+
+
+def _given_arguments(call: dict[str, Any]) -> Any:
+    """The arguments of a call by any of their keys; None for a call without any. Raises Unusable for other keys."""
+    given = first_value(call, ARGUMENTS)
+    others = [key for key, value in call.items() if key not in OF_CALL and not is_none(value)]
+    if given is None and others:
+        raise Unusable(ARGUMENTS_ELSEWHERE, f"{call['name']}: other keys are {', '.join(map(quoted, others))}")
+    return given
 
 
 def _arguments(value: Any, name: str) -> dict[str, Any]:

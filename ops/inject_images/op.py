@@ -11,7 +11,7 @@ from ops.artifacts import ImageSamples, Samples
 
 
 @op(
-    version=1,
+    version=2,
     run="ops.inject_images.run:inject_images",
     key_libraries=("pillow",),
     single_process=True,
@@ -23,8 +23,8 @@ class InjectImages:
     samples: Samples
     image_policy: Literal["first-user-turn", "in-place"] = field(
         default="first-user-turn",
-        help='"first-user-turn": one image, at the start of the first user turn; samples with more are dropped and '
-        'counted. "in-place": any number, each at its placeholder',
+        help='"first-user-turn": one image, at the start of the first user turn; samples with more, or with one '
+        'in the result of a tool, are dropped and counted. "in-place": any number, each at its placeholder',
     )
     max_image_pixels: int = field(
         default=64_000_000, validator=validators.ge(1), help="larger images are dropped and counted"

@@ -25,6 +25,7 @@ from ops.lib.vision.images import TOO_LARGE, TOO_SMALL, UNDECODABLE, fault_of, s
 Fault = tuple[str, str]  # reason, detail; two empty strings for none
 NO_FAULT = ("", "")
 SEVERAL, NO_USER_TURN = "more than one image", "image but no user turn"
+IN_RESULT = "image in a tool result"
 DIFFER, ONLY_IMAGE = "placeholders and images differ", "a turn of nothing but an image"
 IN_PLACE = 'image_policy = "in-place" keeps them'
 KEPT = ("id", "split", "category", "images", "label", "topic", "tools")
@@ -33,6 +34,7 @@ REMEDIES = {
     TOO_SMALL: "lower min_image_side",
     UNDECODABLE: "replace the broken image files",
     SEVERAL: IN_PLACE,
+    IN_RESULT: IN_PLACE,
     ONLY_IMAGE: IN_PLACE,
     DIFFER: "write an <image> for each image of a sample",
 }
@@ -44,8 +46,9 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
     Images are checked by threads, since Pillow decodes outside Python's lock, a bounded number of samples ahead; the
     rows keep their order. Those samples and the digests of the images are in memory.
     Drop reasons: "image undecodable", "image too large", "image too small", "placeholders and images differ" and, with
-    image_policy = "first-user-turn", "more than one image", "image but no user turn" and "a turn of nothing but an
-    image" (a turn other than the first user turn, left empty).
+    image_policy = "first-user-turn", "more than one image", "image but no user turn", "image in a tool result" (which
+    is not there before the call) and "a turn of nothing but an image" (a turn other than the first user turn, left
+    empty).
     Raises DataError for more drops than max_dropped, and if no sample is left.
     """
     samples: Samples = stage.inputs["samples"]
@@ -113,6 +116,10 @@ def _policy_fault(row: dict[str, Any]) -> Fault:
         return SEVERAL, f'{len(row["images"])} images; image_policy = "in-place" keeps them'
     if first is None:
         return NO_USER_TURN, ""
+    results = (turn["role"] == "tool" and len(_texts(turn)) < len(turn["content"]) for turn in turns)
+    seen = next((place for place, is_seen in enumerate(results, start=1) if is_seen), None)
+    if seen is not None:
+        return IN_RESULT, f'turn {seen}; image_policy = "in-place" keeps it'
     only_images = (turn is not first and bool(turn["content"]) and not _texts(turn) for turn in turns)
     empty = next((place for place, is_empty in enumerate(only_images, start=1) if is_empty), None)
     return NO_FAULT if empty is None else (ONLY_IMAGE, f'turn {empty}; image_policy = "in-place" keeps it')

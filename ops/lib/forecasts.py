@@ -14,6 +14,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from ops.lib.vision.processor_files import chosen_limits, image_settings, templa
 
 MILLION = 1_000_000
 SETTINGS = ("benchmark", "temperature", "block_size", "block_size_trained")  # of an evaluation
+FIRST_ROWS = 100  # of samples, by which it is known what rows have
 ANSWERED = "answered.json"  # of samples that a target answered: the fields of Answered
 PROMPTS_ONLY = "the tokens are prompts without answers, of which nothing is learnt: set prompts_only = false"
 
@@ -214,7 +216,8 @@ class SamplesForecast:
     """A forecast of samples. empty: splits known to have none. samples: counted, after a trial.
 
     is_found: whether `empty` was found in samples, rather than set by a config. has_images: whether images were found
-    in them. answered: the settings, if a target answered.
+    in them. answered: the settings, if a target answered. has_tools: whether rows are known to have tools, by the first
+    of them.
     """
 
     samples: Counts | None = None
@@ -223,17 +226,19 @@ class SamplesForecast:
     is_found: bool = False
     has_images: bool = False
     answered: Answered | None = None
+    has_tools: bool = False
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> SamplesForecast:
         """Read the forecast from a committed artifact."""
-        counts, asked = summary_splits(folder), folder / ANSWERED
+        counts, asked, rows = summary_splits(folder), folder / ANSWERED, folder / "samples.jsonl"
         return cls(
             identity=identity,
             empty=frozenset() if counts is None else frozenset(split for split in SPLITS if not counts.get(split)),
             is_found=True,
             has_images=any(folder.glob("images-*.bin")),
             answered=Answered.read(asked) if asked.is_file() else None,
+            has_tools=rows.is_file() and any("tools" in row for row in islice(read_jsonl(rows), FIRST_ROWS)),
         )
 
 

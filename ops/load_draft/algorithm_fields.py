@@ -14,6 +14,8 @@ from attrs import frozen
 from ops.lib.drafts.algorithms import Algorithm, plain
 from ops.lib.drafts.dflash2.config import SERVED, Dflash2
 from ops.lib.drafts.dspark.config import HEAD, Dspark
+from ops.lib.drafts.lilicorr.config import ENABLED, Lilicorr
+from ops.lib.drafts.lilicorr.config import SERVED as OF_LILICORR
 from ops.load_draft.publishers import (
     ALPHA,
     ALSO_CONFIDENCE,
@@ -26,6 +28,7 @@ from ops.load_draft.publishers import (
     DSPARK,
     FIELDS,
     HEAD_TYPE,
+    LILICORR,
     MODELOPT,
     NEST,
     OF_DEEPSPEC,
@@ -50,6 +53,8 @@ NAMES = {  # classes, speculators' names, and projector types
     DEEPSPEC_CLASS: DSPARK,
     "DSparkDraftModel": DSPARK,
     "DSparkSpeculator": DSPARK,
+    LILICORR: LILICORR,
+    "LiLiCorrDraftModel": LILICORR,
 }
 
 
@@ -68,7 +73,7 @@ class AlgorithmFields:
 
 
 def named_algorithm(publisher: Publisher, config: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The algorithm of a draft, DFLASH, DFLASH2 or DSPARK, and mistakes for other algorithms or several."""
+    """The algorithm of a draft, a key of FIELDS, and mistakes for other algorithms or several."""
     speculators = config.get("speculators_config")
     of_speculators = speculators.get("algorithm") if isinstance(speculators, Mapping) else None
     given = [*architectures(config), config.get("speculators_model_type"), of_speculators]
@@ -101,7 +106,12 @@ def named_algorithm(publisher: Publisher, config: Mapping[str, Any]) -> tuple[st
 
 def algorithm_fields(reading: Reading) -> AlgorithmFields:
     """The algorithm's fields of a draft; mistakes are added to the reading."""
-    read: Mapping[str, Callable[[Reading], AlgorithmFields]] = {DFLASH: _dflash, DFLASH2: _dflash2, DSPARK: _dspark}
+    read: Mapping[str, Callable[[Reading], AlgorithmFields]] = {
+        DFLASH: _dflash,
+        DFLASH2: _dflash2,
+        DSPARK: _dspark,
+        LILICORR: _lilicorr,
+    }
     return read[reading.algorithm](reading)
 
 
@@ -117,6 +127,19 @@ def _dflash2(reading: Reading) -> AlgorithmFields:
     sizes = {name: reading.get(served) for name, served in SERVED.items()}
     is_whole = None not in sizes.values()
     return AlgorithmFields(algorithm=Dflash2(**sizes) if is_whole else plain(), block_size=reading.get("block_size"))
+
+
+def _lilicorr(reading: Reading) -> AlgorithmFields:
+    """Without convolutions their fields may be missing; a width of 0 is that of the draft."""
+    if reading.values.get(ENABLED) is False:
+        reading.refuse(ENABLED, False, "true: engines do not serve such a draft")
+    convolutions = ("taps", "group")
+    sizes = {name: reading.get(served) for name, served in OF_LILICORR.items() if name not in convolutions}
+    if None in sizes.values():
+        return AlgorithmFields(algorithm=plain(), block_size=reading.get("block_size"))
+    sizes |= {name: reading.values.get(OF_LILICORR[name], 0) for name in convolutions}
+    sizes["width"] = sizes["width"] or reading.get("hidden_size")
+    return AlgorithmFields(algorithm=Lilicorr(**sizes), block_size=reading.get("block_size"))
 
 
 def _of_speculators(reading: Reading) -> bool:

@@ -13,6 +13,7 @@ from ops.lib.data.files import read_object
 from ops.lib.drafts.backbone.config import table_of, to_serving
 from ops.lib.drafts.backbone.contract import DTYPES as STORED_DTYPES
 from ops.lib.drafts.backbone.sizes import expected_shapes
+from ops.lib.drafts.lilicorr.config import contract_name
 from ops.lib.target.checkpoint_check import tensor_headers
 from ops.lib.target.checkpoint_files import INDEX, SINGLE
 from ops.lib.target.stored_weights import StoredTensor
@@ -124,7 +125,7 @@ def _stored(directory: Path, mistakes: list[str]) -> dict[str, StoredTensor]:
             continue
         for name, header in headers.items():
             own = next((name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)), name)
-            own = SPELLINGS.get(own, own)
+            own = contract_name(SPELLINGS.get(own, own))
             if own in found:
                 mistakes.append(f"{own}: is there twice, in {found[own].file.name} and in {file.name} as {name}")
             found[own] = header

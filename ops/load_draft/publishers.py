@@ -20,6 +20,8 @@ from ops.lib.drafts.backbone.config import SCALES
 from ops.lib.drafts.backbone.speculators import AUX_LAYER_IDS, LAYER_CONFIG, LAYER_OFFSET, NON_CAUSAL
 from ops.lib.drafts.dflash.config import ARCHITECTURE
 from ops.lib.drafts.dflash2.config import SERVED, Dflash2
+from ops.lib.drafts.lilicorr.config import ENABLED, Lilicorr
+from ops.lib.drafts.lilicorr.config import SERVED as OF_LILICORR
 
 QWEN3 = {  # transformers' Qwen3Config
     "hidden_size": 4096,
@@ -39,7 +41,7 @@ QWEN3 = {  # transformers' Qwen3Config
 }
 WINDOW = 4096  # of Qwen3Config, where use_sliding_window is true and no window is given
 
-DFLASH, DFLASH2, DSPARK = "dflash", "dflash2", "dspark"
+DFLASH, DFLASH2, DSPARK, LILICORR = "dflash", "dflash2", "dspark", "lilicorr"
 LAYERS = "target_layer_ids"
 OF_ENGINES = "eagle_aux_hidden_state_layer_ids"  # the same layers for vLLM, counted from 1
 ANCHOR, SHIFT, PROJECTOR = "sample_from_anchor", "shift_label", "projector_type"
@@ -76,6 +78,12 @@ FIELDS: Mapping[str, Mapping[str, Any]] = {  # of each algorithm, in whichever t
         PROJECTOR: str,
         **dict.fromkeys((CONFIDENCE, ALSO_CONFIDENCE, WITH_MARKOV, ANCHOR, SHIFT), bool),
     },
+    LILICORR: {
+        **dict.fromkeys(OF_LILICORR.values(), int),
+        **{OF_LILICORR[name]: float for name in ("mlp_ratio", "vector_eps", "logit_scale")},
+        ENABLED: bool,
+        PROJECTOR: str,
+    },
 }
 KEYS: Mapping[str, Any] = {
     **dict.fromkeys(_WORDS.split(), IGNORED),
@@ -89,7 +97,7 @@ KEYS: Mapping[str, Any] = {
     **dict.fromkeys(("logit_scale", "attention_value_scale"), ONE),
     **dict.fromkeys(("attn_logit_softcapping", "attention_sink_bias"), OFF),
     **dict.fromkeys(("mlp_bias", "gating", "quantization_config", "compression_config", "lm_head_quant"), OFF),
-    **dict.fromkeys(("pure_draft_prefix_len", "gru_hidden_dim", "emb_dim", "lilicorr_enabled", "eagle_config"), OFF),
+    **dict.fromkeys(("pure_draft_prefix_len", "gru_hidden_dim", "emb_dim", "eagle_config"), OFF),
     **dict.fromkeys(("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor"), object),
     **dict.fromkeys(
         ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"), int
@@ -143,6 +151,7 @@ SPECULATORS = Publisher(
     layers_from=-LAYER_OFFSET,
 )
 
+OF_Z_LAB = {ARCHITECTURE, Dflash2.architecture, Lilicorr.architecture}
 OF_SPECULATORS = ("speculators_model_type", "speculators_config", "speculators_version", LAYER_CONFIG)
 OF_DEEPSPEC = ("num_anchors", CONFIDENCE, RANK)
 DEEPSPEC_CLASS = "Qwen3DSparkModel"
@@ -167,7 +176,7 @@ def publisher_of(config: Mapping[str, Any]) -> Publisher | None:
         return MODELOPT
     if any(key in nest for key in OF_SPECFORGE):
         return SPECFORGE
-    return Z_LAB if nest or set(architectures(config)) & {ARCHITECTURE, Dflash2.architecture} else None
+    return Z_LAB if nest or set(architectures(config)) & OF_Z_LAB else None
 
 
 def architectures(config: Mapping[str, Any]) -> list[str]:

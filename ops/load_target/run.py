@@ -15,6 +15,7 @@ from ops.lib.target.checkpoint_check import running_mistake, sizes_in
 from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
 from ops.lib.target.model import Target, complete_config, describe_target, read_config, write_target_json
+from ops.lib.target.no_memory import no_verdict
 from ops.lib.target.probe import probe_config, probe_weights
 from ops.lib.target.probed import (
     COPY,
@@ -76,7 +77,7 @@ def _probe(directory: Path, info: Mapping[str, Any], minutes: float, stage: Stag
 
     minutes: the longest time for the weights; if all checks take longer, only some run on them.
     Raises DataError for a target with which nothing works, by its weights if they are measured. Qwen's families are
-    tested: of them, and of what else does not hold, it warns.
+    tested: of them, and of what else does not hold, it warns. Raises MemoryError where memory is lacking.
     """
     config = read_config(directory)
     probes = []
@@ -97,7 +98,9 @@ def _probe(directory: Path, info: Mapping[str, Any], minutes: float, stage: Stag
             say = stage.info if probes or is_qwen(config) else stage.warn
             say(shortened(parameters, minutes))
         try:
-            probes.append(probe_weights(Target.from_directory(directory, info), probes[0] if probes else None, turns))
+            with no_verdict(WEIGHTS):
+                target = Target.from_directory(directory, info)
+                probes.append(probe_weights(target, probes[0] if probes else None, turns))
         except DataError as error:
             if not is_qwen(config):
                 raise

@@ -16,6 +16,7 @@ from typing import Any
 from attrs import Factory, asdict, define, evolve, field, frozen
 
 from dsl.errors import DataError
+from dsl.files import parsed_object
 from ops.artifacts import TargetModel
 from ops.ingest.sample import THINK
 from ops.lib.data.image_packs import read_packed
@@ -30,7 +31,7 @@ from ops.lib.vision.template_kinds import template_warnings
 from ops.regenerate_answers.conflicts import check_context
 from ops.regenerate_answers.op import RegenerateAnswers, ToolResults
 from ops.regenerate_answers.shards import Answer, Key, turns_of
-from ops.tokenize_chat.channels import without_channels
+from ops.tokenize_chat.channels import split_call, without_channels
 from ops.tokenize_chat.contexts import SHORT_IDS, as_shown, calls_text
 from ops.tokenize_chat.encode import LAST, ChatEncoder, load_images, num_images, prompt_ids, prompt_sample
 from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Tools
@@ -119,11 +120,14 @@ class Prompts:
     def with_calls(self, conversation: Conversation, answer: Answer) -> Answer:
         """The next answer of a conversation, with the calls that its text has.
 
-        Calls are read only if they are what the template writes for those of the data, blanks aside.
+        Calls are read only if they are what the template writes for those of the data, blanks aside; of gpt-oss, whose
+        channels say what is a call, all are.
         """
         tools, wanted = conversation.row.get("tools", ()), conversation.turns[conversation.place]
         if not tools:
             return answer
+        if self.encoder.template.has_channels:
+            return _with_call_of_channels(conversation, answer)
         if "tool_calls" in wanted:
             encoder = self.encoder
             asked = conversation.messages, wanted["tool_calls"], tools
@@ -135,13 +139,27 @@ class Prompts:
         _, call = self.encoder.habits.markup.parts(answer.text)
         return evolve(answer, called=call < len(answer.text))
 
+    def as_written(self, answer: Answer, written: str) -> Answer:
+        """An answer with its thought as reasoning, where the target thinks in special tokens, which no text may hold.
+
+        written: all of it, as `text` gives it, of which a server's parsers may have left less in the answer.
+        """
+        if self.encoder.template.has_channels:
+            return evolve(answer, text=split_call(written)[0].rstrip()) if answer.calls else answer
+        special, markup = self.encoder.template.special_tokens, self.encoder.habits.markup
+        if not any(tag in special for pair in self.encoder.habits.thoughts for tag in pair):
+            return answer
+        return evolve(answer, text=markup.apart(answer.text)[1], reasoning=markup.apart(written)[0])
+
     def takes(self, text: str, tokens: list[int]) -> bool:
         """True, if an answer's tokens can be learnt as they are. text: as `text` gives it.
 
         Raises Unusable for tokens with which other turns begin or end, those of images, and others than the model's.
-        With channels, which begin like turns, no special token may be left in the text.
+        With channels, which begin like turns, no special token may be left in the text but those around a call.
         """
         self.encoder.check_ids(tokens)
+        if self.encoder.template.has_channels:
+            text = "\0".join(split_call(text))
         names = self.encoder.processor.tokenizer.convert_ids_to_tokens(tokens)
         inside = names[:-1] if tokens[-1] in self.encoder.processor.eos_token_ids else names
         for token in self.encoder.template.special_tokens:
@@ -150,7 +168,10 @@ class Prompts:
         return True
 
     def _is_of_turns(self, token: str) -> bool:
-        return MEDIA.search(token) is not None or token in self.encoder.headers
+        if MEDIA.search(token) is not None:
+            return True
+        tags = (tag for pair in self.encoder.habits.thoughts for tag in pair)
+        return token in self.encoder.headers and token not in tags
 
     def count(self, messages: Messages, tools: Tools) -> int:
         """Tokens of the last answer in tokenize_chat, EOS included. Raises Unusable."""
@@ -160,6 +181,18 @@ class Prompts:
     def length(self, text: str) -> int:
         """The number of tokens of a text."""
         return len(self.encoder.processor.tokenizer.encode(text, add_special_tokens=False))
+
+
+def _with_call_of_channels(conversation: Conversation, answer: Answer) -> Answer:
+    """The next answer of a conversation, with the call that its text ends with, in the channel of gpt-oss."""
+    before, name, written = split_call(answer.text)
+    if not name:
+        return answer
+    arguments = parsed_object(written)
+    if arguments is None:
+        return evolve(answer, called=True)
+    call = {"id": "", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return evolve(answer, text=before.rstrip(), called=True, calls=conversation.with_ids([call]))
 
 
 def before_same_end(text: str, end: str) -> str | None:
@@ -306,7 +339,7 @@ class Conversation:
 
         same: whether the same tokens are learnt of messages that end with the answer, such as `Prompts.takes`.
         """
-        if not (answer.text.strip() or answer.calls):
+        if not (answer.text.strip() or answer.reasoning or answer.calls):
             return evolve(answer, reason=EMPTY_ANSWER)
         try:
             return evolve(answer, retokenised_differently=not same([*self.messages, answer.turn()]))

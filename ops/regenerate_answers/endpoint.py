@@ -224,7 +224,7 @@ class EndpointAnswerer:
     def _answer(self, conversation: Conversation, request: Request, reply: Reply) -> Answer:
         differently = self._prompted_differently(conversation, request, reply)
         ids, text, calls = reply.token_ids, reply.full_text(request.opens_thought), conversation.with_ids(reply.calls)
-        end = "stop" if reply.finish_reason in CALLED else reply.finish_reason
+        end, written = "stop" if reply.finish_reason in CALLED else reply.finish_reason, text
         if ids is not None:
             closed = bool(ids) and ids[-1] in self.prompts.encoder.processor.eos_token_ids
             written = self.prompts.text(ids[:-1] if closed else ids)
@@ -238,6 +238,7 @@ class EndpointAnswerer:
             return evolve(answer, reason=UNREADABLE_CALLS)
         if not reply.called:
             answer = self.prompts.with_calls(conversation, answer)
+        answer = self.prompts.as_written(answer, written)
         if ids is not None:
             return conversation.judged(answer, lambda _: self.prompts.takes(written, ids))
         if reply.tokens is None:

@@ -127,6 +127,7 @@ def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesFo
         empty=source.empty if source is not None else frozenset(),
         is_found=source is not None and source.is_found,
         answered=answered if config.answers == "target" else None,
+        has_tools=source is not None and source.has_tools,
     )
 
 

@@ -46,7 +46,7 @@ RETOKENISED = "tokenised otherwise than generated"
 KEPT = 'answers = "data": those of the data set stay, and nothing was generated'
 UNTRAINED = (
     "a target that writes the tokens of turns or images is probably not trained, or has another chat template; of "
-    "gpt-oss these are other channels than analysis and final (docs/targets.md)"
+    "gpt-oss these are other channels than analysis, final and calls (docs/targets.md)"
 )
 USUAL_CAUSES = (
     "the usual causes are answers that were cut (max_new_tokens), and a chat template that changes answers, such as "

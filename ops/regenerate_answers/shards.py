@@ -34,6 +34,7 @@ class Answer:
     prompted_differently: a server read other prompt tokens than tokenize_chat gives. reason: why the answer cannot be
     used, "" if it can. ids: the generated tokens, None if a server does not report them. called:
     whether it calls tools; calls: as in samples, None if they cannot be read, and then they are in the text.
+    reasoning: the thought, where the target thinks in special tokens; else it is in the text.
     """
 
     text: str
@@ -46,11 +47,13 @@ class Answer:
     ids: list[int] | None = None
     called: bool = False
     calls: list[dict[str, Any]] | None = None
+    reasoning: str = ""
 
     def turn(self) -> dict[str, Any]:
         """The answer as a message."""
         content = [{"type": "text", "text": self.text}] if self.text or not self.calls else []
-        return {"role": "assistant", "content": content, **({"tool_calls": self.calls} if self.calls else {})}
+        more = {"reasoning_content": self.reasoning, "tool_calls": self.calls}
+        return {"role": "assistant", "content": content, **{key: value for key, value in more.items() if value}}
 
 
 Key = tuple[str, int]  # the sample's id, and which of its answers, from 0

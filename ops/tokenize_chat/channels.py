@@ -1,7 +1,10 @@
-"""Answers of gpt-oss, which writes channels between special tokens: its reasoning (analysis) and the answer (final).
+"""Answers of gpt-oss, which writes channels between special tokens: its reasoning (analysis), the answer (final), and
+a call of a tool (commentary), with the text before it.
 
 In samples they are as those of any thinking target: a thought between <think> and </think>, and the answer. Its chat
 template takes the thought as a message's `thinking`, and writes the channels of the last answer again.
+
+Source: OpenAI's harmony response format, in which a call's recipient stands before its channel or behind it.
 """
 
 from __future__ import annotations
@@ -12,20 +15,38 @@ from typing import Any
 
 from ops.ingest.sample import END_OF_THOUGHT, THINK
 
+CALL = (
+    r"(?:<\|channel\|>commentary)? to=(?P<recipient>[^\s<]+)(?:<\|channel\|>commentary)?"
+    r"(?: ?(?:<\|constrain\|>)?json)?<\|message\|>(?P<arguments>.*)"
+)
 ANSWER = re.compile(
     r"(?:<\|channel\|>analysis<\|message\|>(?P<thought>.*?)<\|end\|><\|start\|>assistant)?"
-    r"<\|channel\|>final<\|message\|>(?P<words>.*)",
+    rf"(?:<\|channel\|>final<\|message\|>(?P<words>.*)|"
+    rf"(?:<\|channel\|>commentary<\|message\|>(?P<before>.*?)<\|end\|><\|start\|>assistant)?(?P<call>{CALL}))",
     re.DOTALL,
 )
+LAST_CALL = re.compile(CALL, re.DOTALL)
 
 
 def without_channels(text: str) -> str:
-    """A generated answer with its analysis as a thought; unchanged with any other channel, or without the final one."""
+    """A generated answer with its analysis as a thought, and a call as it is at its end; unchanged with any other
+    channel, or without the final one and a call.
+    """
     found = ANSWER.fullmatch(text)
     if found is None:
         return text
-    thought = found["thought"]
-    return found["words"] if thought is None else f"{THINK}{thought}{END_OF_THOUGHT}{found['words']}"
+    thought = "" if found["thought"] is None else f"{THINK}{found['thought']}{END_OF_THOUGHT}"
+    return thought + (found["words"] if found["call"] is None else (found["before"] or "") + found["call"])
+
+
+def split_call(text: str) -> tuple[str, str, str]:
+    """The text before the call of an answer `without_channels`, and the call's function and arguments as they are
+    written; the whole text and twice "" without a call.
+    """
+    found = LAST_CALL.search(text)
+    if found is None:
+        return text, "", ""
+    return text[: found.start()], found["recipient"].removeprefix("functions."), found["arguments"]
 
 
 def for_channels(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from ops.lib.forecasts import (
 )
 from ops.tokenize_chat.op import TokenizeChat
 
+SERVED = 'set contexts = "served"'
 SAME = "give regenerate_answers and tokenize_chat the same"
 
 
@@ -39,6 +40,13 @@ def conflicts(config: TokenizeChat, forecast: Mapping[str, Any]) -> dict[str, st
             "no sample is in the train split: check split of ingest, or set prompts_only = true for prompts of evaluate"
         )
     return found
+
+
+def tools_warning(config: TokenizeChat) -> str:
+    """A text on answers of samples with tools that are not learnt as they are served; empty if they are."""
+    if config.contexts == "served" or config.prompts_only:
+        return ""
+    return f"answers are learnt behind a history that no server renders: {SERVED}"
 
 
 def _of_answers(config: TokenizeChat, answered: Answered, target: TargetStated | None) -> Iterator[tuple[str, str]]:

@@ -25,6 +25,7 @@ from attrs import evolve, frozen
 from tokenizers import Encoding
 from torch import Tensor
 
+from ops.ingest.sample import ASKING
 from ops.lib.data.files import shown_json
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.limited_process import SECONDS
@@ -34,19 +35,22 @@ from ops.lib.vision.any_images import AnyImages, Seen
 from ops.lib.vision.chunks import ImageChunk, concatenate, place_images
 from ops.lib.vision.images import TOO_LARGE, decode, size_of
 from ops.lib.vision.processor import Processor
+from ops.lib.vision.template_kinds import THOUGHT_TAGS
 from ops.tokenize_chat.answer_spans import Rendered, render_answers
 from ops.tokenize_chat.contexts import Context, Generated, Served, check_calls, check_tools, serve, serve_prompt
-from ops.tokenize_chat.habits import Habits, around_turns, probe
+from ops.tokenize_chat.habits import Habits, Results, around_turns, probe, probe_results
 from ops.tokenize_chat.kinds import TokenKinds
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.pieces import Figures, Outcome, Tokenized
 from ops.tokenize_chat.template import (
     ANSWER_CHANGED,
     ANSWER_NOT_FOUND,
+    IMAGES_NOT_SHOWN,
     NO_ANSWER,
     NO_TOKEN_BOUNDARY,
     NOT_CLOSED,
     OTHER_IDS,
+    OTHER_ORDER,
     OTHER_PLACEHOLDERS,
     Messages,
     Renderings,
@@ -117,7 +121,13 @@ class ChatEncoder:
     @cached_property
     def habits(self) -> Habits:
         """What the template does with reasoning and calls."""
-        return self.template.finish(probe(self.template.thinks))
+        tags = [pair for pair in THOUGHT_TAGS if all(tag in self.template.special_tokens for tag in pair)]
+        return self.template.finish(probe(self.template.thinks, tags))
+
+    @cached_property
+    def results(self) -> Results:
+        """What the template does with results of tools."""
+        return self.template.finish(probe_results(self.processor.image_token))
 
     @cached_property
     def kinds(self) -> TokenKinds:
@@ -273,6 +283,20 @@ class ChatEncoder:
         if not messages or messages[-1]["role"] != "assistant":
             raise Unusable(NO_ANSWER)
         self.template.check(messages[:-1] if has_ids else messages, tools)
+        self._check_results(messages)
+
+    def _check_results(self, messages: Messages) -> None:
+        """Check that the template shows the images of results, in the order of the messages. Raises Unusable."""
+        seen = [turn for turn, message in enumerate(messages) if message["role"] == "tool" and num_images(message)]
+        if not seen:
+            return
+        if not self.results.shows_images:
+            raise Unusable(IMAGES_NOT_SHOWN, f"turn {seen[0] + 1}")
+        if self.results.by_call:
+            called = [call["id"] for message in messages for call in message.get("tool_calls", ())]
+            answered = [messages[turn]["tool_call_id"] for turn in seen]
+            if answered != (shown := sorted(answered, key=called.index)):
+                raise Unusable(OTHER_ORDER, f"the template shows those of {', '.join(shown)}")
 
     def _rendered(self, messages: Messages, tools: Tools = ()) -> Renderings[Rendered]:
         self._check(messages, tools)
@@ -366,6 +390,7 @@ class ChatEncoder:
     def encoded_prompt(self, messages: Messages, sample_id: str | None = None, tools: Tools = ()) -> Encoded:
         """The same, with its text and without an answer. Raises as `encode`."""
         self.template.check(messages, tools)
+        self._check_results(messages)
         text = self.template.render(messages, prompt=True, sample_id=sample_id, tools=tools)
         check_tools(tools, text, messages)
         _check_characters(text)
@@ -376,6 +401,7 @@ class ChatEncoder:
     ) -> Encoded:
         """The same, with reasoning as `serve_batch` has it. Raises as `encode`."""
         self.template.check(messages, tools)
+        self._check_results(messages)
         rendered = self.template.finish(serve_prompt(self.habits, messages, tools, keeps_reasoning), sample_id)
         _check_characters(rendered.text)
         prompt = self._prompt(messages, rendered)
@@ -651,8 +677,8 @@ def _fitting(context: Context, sample: Callable[[Context], TokenSample]) -> tupl
 
 
 def _prompt(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config: TokenizeChat) -> Tokenized:
-    """The target's input for a row up to its last user turn. Raises Unusable."""
-    turns = [turn for turn, message in enumerate(row["messages"]) if message["role"] == "user"]
+    """The target's input for a row up to its last turn of the user or a tool. Raises Unusable."""
+    turns = [turn for turn, message in enumerate(row["messages"]) if message["role"] in ASKING]
     messages = row["messages"][: turns[-1] + 1]
     tools = row.get("tools", ())
     if config.contexts == "served":
@@ -669,11 +695,6 @@ def up_to_last_answer(messages: Messages) -> Messages:
     """The messages up to the last answer; empty without one."""
     answers = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
     return messages[: answers[-1] + 1] if answers else ()
-
-
-def conversation_of(sample_id: str) -> str:
-    """The id of the row of which a sample "ID@K" is a context."""
-    return sample_id.rpartition("@")[0]
 
 
 def asked(sample: TokenSample, row: Mapping[str, Any]) -> Messages:

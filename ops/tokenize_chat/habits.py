@@ -15,7 +15,7 @@ from ops.tokenize_chat.template import Rendering, Renderings, Text
 THOUGHT, WORDS, SAID = map(chr, range(0xF0000, 0xF0003))  # in no sample: probes are conversations of their own
 KEYS = ("reasoning_content", "thinking", "reasoning")
 IN_TEXT = "content"  # of a template that takes thoughts in the text of an answer
-LONG_ID, SHORT_ID = "call_0123456789", "call00001"
+LONG_ID, SHORT_ID, OTHER_ID = "call_0123456789", "call00001", "call00002"
 NAME = "look"
 NEAR = 60  # characters of the end of a prompt
 TOOL = {
@@ -33,7 +33,7 @@ class Habits:
     """What a template does.
 
     reasoning    the key of an answer in which it shows reasoning: one of KEYS, or IN_TEXT; None if it shows none
-    thoughts     pairs of tags around a thought: those of the template, and <think>
+    thoughts     pairs of tags around a thought: those of the template, <think>, and special tokens for thoughts
     short_ids    whether it takes only ids of calls of 9 letters and digits
     markup       the texts around the parts of an answer
     """
@@ -69,8 +69,8 @@ class Habits:
         )
 
 
-def probe(thinks: bool) -> Renderings[Habits]:
-    """Find the habits of a template. thinks: whether it has the end of a thought."""
+def probe(thinks: bool, tags: Sequence[tuple[str, str]] = ()) -> Renderings[Habits]:
+    """Find the habits of a template. thinks: whether it has the end of a thought. tags: special tokens for thoughts."""
     keys = (*KEYS, *((IN_TEXT,) if thinks else ()))
     asked, said = [_say("user")], _say("assistant", SAID)
     prompt, *plain = yield [
@@ -83,18 +83,45 @@ def probe(thinks: bool) -> Renderings[Habits]:
     with_ids = [[*asked, _call("", given), _result(given), _say("assistant")] for given in (LONG_ID, SHORT_ID)]
     messages = (*calls, *answers, *with_ids)
     with_tools, *called = yield [prompted, *(Rendering(each, tools=[TOOL], may_fail=True) for each in messages)]
-    reasoning, thoughts, shown = None, [(THINK, END_OF_THOUGHT)], []
+    reasoning, thoughts, shown = None, [(THINK, END_OF_THOUGHT), *tags], []
     for key, *texts in zip(keys, plain, called, strict=False):
-        pairs = zip((prompt, with_tools), texts, strict=True)
-        shown = [(before.text, text.text) for before, text in pairs if THOUGHT in text.text]
+        both = zip((prompt, with_tools), texts, strict=True)
+        shown = [(before.text, text.text) for before, text in both if THOUGHT in text.text]
         if shown:
             reasoning = key
             thoughts += _tags(shown[0][1])
             break
     long, short = called[-2:]
-    tags = tuple(dict.fromkeys(thoughts))
-    markup = _markup(prompt.text, shown, tags, called[len(keys) : -len(with_ids)])
-    return Habits(reasoning, tags, long.absent and not short.absent, markup)
+    pairs = tuple(dict.fromkeys(thoughts))
+    markup = _markup(prompt.text, shown, pairs, called[len(keys) : -len(with_ids)])
+    return Habits(reasoning, pairs, long.absent and not short.absent, markup)
+
+
+@frozen
+class Results:
+    """What a template does with results of tools.
+
+    shows_images   whether it shows their images
+    by_call        whether it shows them in the order of their calls, whatever their own order is
+    """
+
+    shows_images: bool
+    by_call: bool
+
+
+def probe_results(image_token: str) -> Renderings[Results]:
+    """Find what a template does with results. image_token: what it writes for an image."""
+    asked, one, other = _say("user"), _call(""), _call("", OTHER_ID)
+    both = {**one, "tool_calls": [*one["tool_calls"], *other["tool_calls"]]}
+    last, first = _seen(OTHER_ID, WORDS), _seen(SHORT_ID, SAID)
+    alone, turned = yield [
+        Rendering(messages, tools=[TOOL], may_fail=True)
+        for messages in ([asked, one, first], [_say("user", THOUGHT), both, last, first])
+    ]
+    return Results(
+        shows_images=image_token in alone.text,
+        by_call=WORDS in turned.text and 0 <= turned.text.find(SAID) < turned.text.find(WORDS),
+    )
 
 
 def _markup(
@@ -140,6 +167,11 @@ def _call(text: str, call_id: str = SHORT_ID) -> dict[str, Any]:
 
 def _result(call_id: str) -> dict[str, Any]:
     return _say("tool", tool_call_id=call_id, name=NAME)
+
+
+def _seen(call_id: str, text: str) -> dict[str, Any]:
+    result = _result(call_id)
+    return {**result, "content": [{"type": "image"}, {"type": "text", "text": text}]}
 
 
 def _tags(shown: str) -> list[tuple[str, str]]:

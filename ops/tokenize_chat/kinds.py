@@ -47,6 +47,16 @@ class Markup:
             call = -1
         return thought, call if call >= 0 else len(answer)
 
+    def apart(self, answer: str) -> tuple[str, str]:
+        """The thought of an answer, without the texts around it, and the rest; without a whole thought "" and all."""
+        end = self._end_of_thought(answer)
+        closing = max((each for each in self.closings if answer.endswith(each, 0, end)), key=len, default="")
+        if not closing:
+            return "", answer
+        thought = answer[: end - len(closing)].lstrip()
+        opening = max((each for each in self.openings if thought.startswith(each)), key=len, default="")
+        return thought.removeprefix(opening).strip("\n"), answer[end:].lstrip("\n")
+
     def _end_of_thought(self, answer: str) -> int:
         """An answer that ends inside its thought is a thought as a whole."""
         if not (self.is_open or answer.lstrip().startswith((*self.openings, *self.closings))):

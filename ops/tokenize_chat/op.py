@@ -91,8 +91,8 @@ class TokenizeChat:
     )
     prompts_only: bool = field(
         default=False,
-        help="keep each conversation up to its last user turn, without an answer: prompts for evaluate, not for a "
-        "training",
+        help="keep each conversation up to the last turn of the user or a tool, without an answer: prompts for "
+        "evaluate, not for a training",
     )
     enable_thinking: bool | None = field(
         default=None,

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from dsl.estimate import Estimate, Growth, PlanContext
 from dsl.op import is_builtin
-from ops.lib.data.files import artifact_file, read_json
+from ops.lib.data.files import artifact_file, read_json, read_jsonl
 from ops.lib.forecasts import (
     SamplesForecast,
     TargetForecast,
@@ -31,7 +31,9 @@ from ops.lib.target.checkpoint_check import (
 )
 from ops.lib.target.token_ids import Vocabulary
 from ops.tokenize_chat.builtin_template import CHAT_TEMPLATE
+from ops.tokenize_chat.conflicts import tools_warning
 from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.records import conversation_of_record
 
 BUILTIN_IDS: dict[str, Any] = {"eos_token_ids": (2,), "pad_token_id": 0}  # by SPECIAL_TOKENS of builtin.py
 TOKEN_BYTES = 5  # input_ids int32 and loss_mask uint8
@@ -63,13 +65,23 @@ def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
     if context.trial is not None and source is not None and source.samples is not None:
         samples = kept_samples(context.trial.artifact, source.samples)
         counted = TokensCounted(samples=samples, tokens=counted_tokens(context.trial.artifact, samples))
-        growth = Growth(series=(source.samples.amount(),), output=counted.tokens.amount().growth)
+        growth = Growth(
+            series=(source.samples.amount(),),
+            output=counted.tokens.amount().growth,
+            notes=_of_contexts(config, context.trial.artifact),
+        )
     forecast = evolve(forecast, counted=counted, identity=context.identity)
+    notes: tuple[str, ...] = ()
+    if context.artifact is not None:
+        notes = _of_contexts(config, context.artifact)
+    elif source is not None and source.has_tools and (warning := tools_warning(config)):
+        notes = (f"warning: samples have tools, and {warning}",)
     count, per = amount(config.expected_tokens)
     return Estimate(
         per_pass={"texts and their tokens": config.max_length * ENCODED_BYTES},
         disk={"tokens": count * TOKEN_BYTES},
         disk_per=per,
+        notes=notes,
         growth=growth,
         forecast=forecast,
     )
@@ -98,6 +110,27 @@ def _promised(config: TokenizeChat, source: SamplesForecast | None, target: Targ
         vocab_size=max(vocabulary.size, len(vocabulary.ordinary) + len(vocabulary.special)),
         eos_token_ids=vocabulary.eos_token_ids,
         pad_token_id=vocabulary.pad_token_id,
+    )
+
+
+def _of_contexts(config: TokenizeChat, artifact: Path) -> tuple[str, ...]:
+    """A note on how many samples the conversations of an artifact make, and what that costs; none if each makes one."""
+    if config.contexts != "served":
+        return ()
+    summary = read_json(artifact / "summary.json")
+    conversations, samples = summary["kept"], sum(summary["splits"].values())
+    if samples == conversations:
+        return ()
+    longest: dict[str, int] = {}
+    tokens = 0
+    for record in read_jsonl(artifact / "samples.jsonl"):
+        conversation = conversation_of_record(record)
+        longest[conversation] = max(longest.get(conversation, 0), record["tokens"])
+        tokens += record["tokens"]
+    return (
+        f"{conversations:,} conversations make {samples:,} samples, {samples / conversations:.1f} each, since later "
+        f"prompts do not extend earlier ones: {tokens / sum(longest.values()):.1f} times the tokens of the longest "
+        "sample of each, and about as many times the features, steps and time",
     )
 
 

@@ -29,14 +29,18 @@ from ops.lib.vision.chat_template import read_chat_template
 from ops.lib.vision.images import strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
-from ops.tokenize_chat.conflicts import conflicts
+from ops.tokenize_chat.conflicts import SERVED, conflicts, tools_warning
 from ops.tokenize_chat.encode import TOO_FEW_LOSS_TOKENS, TOO_LONG, ChatEncoder, tokenize_rows
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.pieces import SUFFIX, Outcome, Row, Tokenized, all_pieces, portions, split_rows
 from ops.tokenize_chat.preview import Preview
 from ops.tokenize_chat.template import (
+    ANSWER_NOT_FOUND,
+    IMAGES_NOT_SHOWN,
     MISFITS,
     NO_ANSWER,
+    NOT_CLOSED,
+    OTHER_ORDER,
     OTHER_THOUGHT,
     SPECIAL_IN_TEXT,
     TOOLS_NOT_SHOWN,
@@ -49,8 +53,11 @@ REMEDIES = {
     "prompts_only = true",
     OTHER_THOUGHT: "set enable_thinking as regenerate_answers has it",
     TOOLS_NOT_SHOWN: "use a template with tools (chat_template), or remove them",
+    IMAGES_NOT_SHOWN: "use a template that shows them (chat_template), or remove these images",
+    OTHER_ORDER: "list results in the order of their calls",
     SPECIAL_IN_TEXT: "remove the tokenizer's special tokens from the texts",
 }
+REMEDIES_OF_WHOLE = {ANSWER_NOT_FOUND: SERVED, NOT_CLOSED: SERVED}
 AS_GENERATED = 'contexts = "served", with the tokenizer of the target that answered, learns them as they were generated'
 OF_CONTEXTS = ("empty_thoughts", "without_reasoning", "left_out", "shortened")  # of Figures
 REPEATED = 3  # times that tokens of a conversation are in its samples without a warning
@@ -63,7 +70,8 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     Rows are read three times, once for each split, and never kept: only one shard and the threads' rows are in memory,
     or one piece.
     Drop reasons: "no answer", "special token in the text", "refused by the chat template", "answer begins inside a
-    token", "reasoning does not fit the generation prompt", "image undecodable", "image refused by the processor",
+    token", "reasoning does not fit the generation prompt", "images of tool results not shown by the chat template",
+    "images of tool results in another order than their calls", "image undecodable", "image refused by the processor",
     "longer than max_length" (never cut inside an answer), "fewer than min_loss_tokens", and the MISFITS of template.py.
     Raises DataError for a processor that does not fit the samples, for a template that fits none of them, for more
     drops than max_dropped, and for a train split that is empty after filtering, unless only prompts are kept;
@@ -134,14 +142,16 @@ def write_tokens(
     after another.
     """
     too_few = f"lower min_loss_tokens from {config.min_loss_tokens}"
-    tally = Tally(stage, "tokenize", {**REMEDIES, TOO_FEW_LOSS_TOKENS: too_few})
+    of_contexts = {} if config.contexts == "served" else REMEDIES_OF_WHOLE
+    tally = Tally(stage, "tokenize", {**REMEDIES, **of_contexts, TOO_FEW_LOSS_TOKENS: too_few})
     writer = ShardWriter(stage.out_dir, config.shard_samples, processor.patch_dim)
     trial = TemplateTrial(processor.source)
     preview = Preview(config.preview_samples, processor)
-    masked, first, contexts = 0, None, ContextCounts()
+    masked, first, with_tools, contexts = 0, None, 0, ContextCounts()
     for split, of_split in groupby(outcomes, key=lambda pair: pair[0]["split"]):
         for row, outcome in of_split:
             account(row, outcome, tally, trial, writer, preview)
+            with_tools += "tools" in row
             if isinstance(outcome, Unusable):
                 continue
             contexts.add(outcome)
@@ -153,6 +163,8 @@ def write_tokens(
     trial.finish()
     contexts.report_generated(stage, tally)
     tally.finish(config.max_dropped)
+    if with_tools and (warning := tools_warning(config)):
+        stage.warn(f"{with_tools} samples have tools, and {warning}")
     if masked:
         stage.warn(
             f'{masked} samples hold the mask token, {mask} (first: sample "{first}"): a draft takes '

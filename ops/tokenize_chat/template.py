@@ -38,6 +38,8 @@ NOT_CLOSED = "no EOS token behind an answer"
 ANSWER_CHANGED = "answer changed by the chat template"
 OTHER_PLACEHOLDERS = "placeholders differ from the images"
 TOOLS_NOT_SHOWN = "tools not shown by the chat template"
+IMAGES_NOT_SHOWN = "images of tool results not shown by the chat template"
+OTHER_ORDER = "images of tool results in another order than their calls"
 OTHER_IDS = "generated ids that the model does not have"
 # Single samples may have these with a good template; with an unusable one, every sample has.
 MISFITS = (FAILED, TOO_MUCH_TEXT, ANSWER_NOT_FOUND, NOT_CLOSED, ANSWER_CHANGED, OTHER_PLACEHOLDERS)

@@ -21,6 +21,7 @@ from ops.lib.drafts.algorithms import (
 )
 from ops.lib.drafts.dflash2.config import Dflash2Options
 from ops.lib.drafts.dspark.config import DsparkOptions
+from ops.lib.drafts.lilicorr.config import LilicorrOptions
 from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_teacher
 from ops.lib.sequence_parallel.degree import known_exchange
 
@@ -193,10 +194,14 @@ class TrainDflash:
         validator=_known_algorithm,
         schema={"examples": list(CONFIGS)},
         help="dflash: every token by itself; dflash2: convolutions, and a walk over each slot's best tokens; dspark: a "
-        "bias that knows the token before; or one of your own, whose folder [pipeline] drafts names",
+        "bias that knows the token before; lilicorr: a walk over each slot's best tokens, scored by a small "
+        "transformer; or one of your own, whose folder [pipeline] drafts names",
     )
     dflash2: Dflash2Options | None = field(default=None, validator=_of_algorithm("dflash2"), help="see algorithm")
     dspark: DsparkOptions | None = field(default=None, validator=_of_algorithm("dspark"), help="see algorithm")
+    lilicorr: LilicorrOptions | None = field(
+        default=None, validator=_of_algorithm("lilicorr"), keyed_default=False, help="see algorithm"
+    )
     own: dict[str, bool | int | float | str] | None = field(
         default=None,
         validator=_own_table,

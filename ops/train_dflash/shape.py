@@ -9,7 +9,7 @@ from attrs import evolve
 
 from dsl.errors import ConfigError
 from ops.capture_targets.layers import spread_layers
-from ops.lib.drafts.algorithms import algorithm_class
+from ops.lib.drafts.algorithms import PlainLogits, algorithm_class
 from ops.lib.drafts.backbone.config import (
     FULL_ATTENTION,
     POSITIONS,
@@ -56,7 +56,8 @@ def draft_shape(
     if config.intermediate_size is None and not text.get("intermediate_size"):
         raise DraftConfigError("intermediate_size: the target's config.json has none: set it in train_dflash")
     algorithm = algorithm_class(config.algorithm)(**({} if config.terms is None else config.terms.sizes()))
-    settings = head_settings(text) if algorithm.engine == AS_TARGET else PLAIN
+    as_target = algorithm.engine == AS_TARGET and not isinstance(algorithm, PlainLogits)
+    settings = head_settings(text) if as_target else PLAIN
     shape = DraftConfig(
         hidden_size=info["hidden_size"],
         num_hidden_layers=config.num_layers,

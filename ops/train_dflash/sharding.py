@@ -36,7 +36,7 @@ from ops.lib.drafts.backbone.model import ContextKV, DraftModel, Layer
 # What a pass over blocks calls of a layer first, and so differentiates last.
 PROJECTIONS = tuple(name for name in vars(Layer) if name.startswith("project"))
 
-CONTEXT_KV, BLOCKS = "context_kv", "forward_blocks"  # the methods of DraftModel that FSDP2 must wrap
+CONTEXT, BLOCKS = "context", "forward_blocks"  # the methods of DraftModel that FSDP2 must wrap
 
 
 def shard_model(model: DraftModel, flat: DeviceMesh, dtype: torch.dtype | None = None) -> None:
@@ -53,11 +53,11 @@ def shard_model(model: DraftModel, flat: DeviceMesh, dtype: torch.dtype | None =
     parts = parts_of(model) if narrow or overlaps(flat) else []
     for module in (*parts, model):
         fully_shard(module, mesh=flat, reshard_after_forward=False, mp_policy=policy)
-    # context_kv returns transposed views; nothing writes into them, which is what FSDP2 warns of on every rank.
+    # context returns transposed views; nothing writes into them, which is what FSDP2 warns of on every rank.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     if parts:
         _gather_ahead(model, parts)
-    for method in (CONTEXT_KV, BLOCKS):
+    for method in (CONTEXT, BLOCKS):
         register_fsdp_forward_method(model, method)
 
 
@@ -76,7 +76,7 @@ def _heads(model: DraftModel) -> list[nn.Module]:
 
 
 def _gather_ahead(model: DraftModel, parts: list[nn.Module]) -> None:
-    setattr(model, CONTEXT_KV, _with_attentions(model))
+    setattr(model, CONTEXT, _with_attentions(model))
     setattr(model, BLOCKS, _with_heads(model))
     for layer in model.layers:
         for method in PROJECTIONS:
@@ -84,15 +84,15 @@ def _gather_ahead(model: DraftModel, parts: list[nn.Module]) -> None:
     model.set_modules_to_forward_prefetch(parts)
 
 
-def _with_attentions(model: DraftModel) -> Callable[..., ContextKV]:
-    """The function context_kv preceded by gathering the attentions, which it uses without calling them as modules."""
-    context_kv = model.context_kv
+def _with_attentions(model: DraftModel) -> Callable[..., tuple[Tensor, ContextKV]]:
+    """The function context preceded by gathering the attentions, which it uses without calling them as modules."""
+    context = model.context
 
-    @wraps(context_kv)
-    def after_gathering(*args: object, **kwargs: object) -> ContextKV:
+    @wraps(context)
+    def after_gathering(*args: Any, **kwargs: Any) -> tuple[Tensor, ContextKV]:
         for layer in model.layers:
             layer.self_attn.unshard()
-        return context_kv(*args, **kwargs)
+        return context(*args, **kwargs)
 
     return after_gathering
 

@@ -11,6 +11,7 @@ from family_checkpoints import token_sample
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from dsl.errors import DataError
 from dsl.op import Ref
 from ops.capture_targets.backend import forward_batch
 from ops.capture_targets.op import CaptureTargets
@@ -93,8 +94,10 @@ def test_states_of_fp8_weights_are_near_those_of_their_numbers(tmp_path, method,
 
 
 def test_sglangs_llama_loses_scales_of_fp8_blocks_and_its_states_are_no_numbers(tmp_path):
-    """It renames weight_scale_inv, which its layers have, to weight_scale."""
+    """It renames weight_scale_inv, which its layers have, to weight_scale; so a plan refuses such a capture."""
     plain, packed = quantised(tmp_path, "fp8", "llama")
+    with pytest.raises(DataError, match="does not load in its LlamaForCausalLM, so its states are no numbers"):
+        check_config(read_config(packed), OPTIONS)
     sample = token_sample(load_processor(str(plain)), "What is it?", "It is red.", name="a")
     with SglangRuntime.start(packed, device="cpu", dtype="bfloat16", pool_tokens=512, context_length=200) as runtime:
         [found] = runtime.capture([sample], LAYER_IDS)

@@ -10,6 +10,7 @@ without it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,16 @@ class TokenReader:
         shard = self._shard(artifact_file(self.tokens.path, record["shard"]))
         return _stored_parts(*shard, record["row"], (KIND_TENSOR,)).get(KIND_TENSOR)
 
+    def image_tokens(self, index: int) -> list[int]:
+        """How many tokens each image of a sample takes, without reading its pixels."""
+        record = self.records[index]
+        tensors, offsets = self._shard(artifact_file(self.tokens.path, record["shard"]))
+        seen = _stored_seen(tensors, offsets, record["row"], (IMAGE_TOKENS,))
+        if seen:
+            return list(map(int, seen[IMAGE_TOKENS]))
+        grids = _stored_parts(tensors, offsets, record["row"], ("image_grid_thw",))["image_grid_thw"].tolist()
+        return [prod(grid) // self.info["merge_size"] ** 2 for grid in grids]
+
     def _shard(self, shard: Path) -> tuple[Any, dict[str, Tensor]]:
         """An open shard and its offsets, opened on first use."""
         if shard not in self._files:
@@ -150,16 +161,16 @@ def stored_sample(
         pixel_values=parts["pixel_values"],
         image_grid_thw=parts["image_grid_thw"],
         prompt_tokens=prompt_tokens,
-        seen=_stored_seen(tensors, offsets, row),
+        seen=_stored_seen(tensors, offsets, row, [name.removeprefix(SHAPE) for name in offsets]),
         answers=tuple((start, turn) for start, turn in answers),
         kinds=parts.get(KIND_TENSOR),
     )
 
 
-def _stored_seen(tensors: Any, offsets: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
-    """The tensors of the row-th sample's images by name."""
+def _stored_seen(tensors: Any, offsets: Mapping[str, Tensor], row: int, names: Iterable[str]) -> dict[str, Tensor]:
+    """Those of the named tensors that the row-th sample's images have."""
     found = {}
-    for name in sorted(name.removeprefix(SHAPE) for name in offsets if name.startswith(SHAPE)):
+    for name in sorted(name for name in names if SHAPE + name in offsets):
         sizes_N = offsets[SHAPE + name].prod(dim=1)
         start, size = int(sizes_N[:row].sum()), int(sizes_N[row])
         if size:

@@ -43,6 +43,7 @@ CONFIGS = {  # the config classes of the algorithms that come with dflow
     DFLASH: "ops.lib.drafts.dflash.config:Dflash",
     "dflash2": "ops.lib.drafts.dflash2.config:Dflash2",
     "dspark": "ops.lib.drafts.dspark.config:Dspark",
+    "lilicorr": "ops.lib.drafts.lilicorr.config:Lilicorr",
 }
 FILES = {"model": "propose", "loss": "block_losses", "reference": "scores"}  # file -> a name in it
 
@@ -92,6 +93,22 @@ class InSpeculators(Protocol):
 
     def to_speculators(self) -> dict[str, Any]:
         """The algorithm's own config fields, in the format of the library speculators."""
+
+
+@runtime_checkable
+class ReadsContext(Protocol):
+    """A mixin for the config of an algorithm whose head reads the end of a block's context and the target's embedding
+    (block_context.py).
+    """
+
+    reads_context: ClassVar[bool]
+
+
+@runtime_checkable
+class PlainLogits(Protocol):
+    """A mixin for the config of an algorithm whose logits engines make without scale and soft cap of the target's."""
+
+    plain_logits: ClassVar[bool]
 
 
 def algorithm_names() -> tuple[str, ...]:

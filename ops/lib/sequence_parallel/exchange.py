@@ -86,6 +86,13 @@ class Alone:
         """The output of this rank's own blocks, from the output of the blocks that it attended for."""
         return out_NKHD
 
+    def last(self, x_tM: Tensor, per_rank: Sequence[ContextRange]) -> Tensor:
+        """The row of the last token that each of this rank's own blocks sees, [N, M]; zero for a block without context.
+
+        x_tM: the rows of this rank's slice of the tokens. per_rank: what each rank's own blocks see.
+        """
+        return _rows(x_tM, per_rank[0], 0)
+
     def seen(self, per_rank: Sequence[ContextRange]) -> ContextRange:
         """The visible context of the blocks that this rank attends for. per_rank: that of each rank's own blocks.
 
@@ -99,6 +106,9 @@ class Gather(Alone):
     """An exchange by all-gather of the context's keys and values; blocks stay local."""
 
     group: dist.ProcessGroup
+
+    def last(self, x_tM: Tensor, per_rank: Sequence[ContextRange]) -> Tensor:
+        return _last_of_all(x_tM, per_rank, self.group, self.sent)
 
     def context(self, k_GtD: Tensor, v_GtD: Tensor) -> tuple[Tensor, Tensor]:
         """Gather keys and values: [G, t, D] each become [G, T, D] each."""
@@ -121,6 +131,9 @@ class Ulysses(Alone):
     """
 
     group: dist.ProcessGroup
+
+    def last(self, x_tM: Tensor, per_rank: Sequence[ContextRange]) -> Tensor:
+        return _last_of_all(x_tM, per_rank, self.group, self.sent)
 
     def context(self, k_GtD: Tensor, v_GtD: Tensor) -> tuple[Tensor, Tensor]:
         """Exchange tokens for heads in the context: [G, t, D] each become [e, T, D] each."""
@@ -266,6 +279,25 @@ class _AllGather(torch.autograd.Function):
     def backward(ctx: Any, grad_P: Tensor) -> tuple[Tensor, None, None]:
         ctx.sent.backward += _to_others(grad_P)
         return _swap(grad_P, ctx.group).sum(dim=0), None, None
+
+
+def _last_of_all(x_tM: Tensor, per_rank: Sequence[ContextRange], group: dist.ProcessGroup, sent: Sent) -> Tensor:
+    """`Alone.last` over ranks: each sends every other the rows of its slice, and zeros for those of other slices."""
+    first = dist.get_rank(group) * len(x_tM)
+    parts_PNM = torch.stack([_rows(x_tM, seen, first) for seen in per_rank])
+    got_PNM: Tensor = _AllToAll.apply(parts_PNM, group, sent)
+    return got_PNM.sum(0)
+
+
+def _rows(x_tM: Tensor, seen: ContextRange, first: int) -> Tensor:
+    """The rows of the last tokens that blocks see, [N, M]; zero where that is not in x, which begins at token `first`.
+
+    The last of an empty range lies before its start, and is no token of it.
+    """
+    place_N = seen.end_N - 1 - first
+    is_here_N = (seen.end_N > seen.start_N) & (place_N >= 0) & (place_N < len(x_tM))
+    rows_NM = x_tM.index_select(0, place_N.clamp(0, len(x_tM) - 1))
+    return torch.where(is_here_N[:, None], rows_NM, 0)
 
 
 def _swap(parts_P: Tensor, group: dist.ProcessGroup) -> Tensor:

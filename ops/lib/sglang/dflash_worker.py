@@ -35,6 +35,7 @@ from ops.lib.sglang.requests import VisionTokens, make_request
 from ops.lib.sglang.runtime import clear_pools, fitting_groups, prefill_batch
 from ops.lib.sglang.serve_command import REFUSAL
 from ops.lib.sglang.version import require_sglang
+from ops.lib.target.no_memory import lacks_memory
 
 MAX_REQUESTS = 16
 NO_ROOM = ("leave no GPU memory for the KV cache", "Not enough memory")  # SGLang raises plain errors for these
@@ -127,7 +128,7 @@ class DflashEngine:
                 engine = cls(arguments, target, worker, target.model_runner.model_config, vision, pool_tokens, requests)
                 undo.pop_all()
         except (ValueError, RuntimeError, AssertionError) as error:  # the last one for tensors of other shapes
-            if isinstance(error, torch.OutOfMemoryError) or any(said in str(error) for said in NO_ROOM):
+            if lacks_memory(error) or any(said in str(error) for said in NO_ROOM):
                 raise NoRoom(str(error)) from error
             if not isinstance(error, RuntimeError):
                 raise DraftRefused(f"SGLang refuses to start with {draft_dir}: {error}") from error

@@ -17,11 +17,14 @@ from typing import Any, Literal
 from attrs import frozen
 
 from ops.lib.sglang.version import installed_version
+from ops.lib.target.quantised import has_fp8_blocks
 from ops.lib.vision.family_config import is_qwen
 
 SETTER, EAGLE_SETTER = "set_dflash_layers_to_capture", "set_eagle3_layers_to_capture"
 Way = Literal["hook", "patch", "none"]
 PACKAGE = "sglang.srt.models"
+# What loses the scales of FP8 blocks: a parameter of this name exists only where one scale is for a whole weight.
+OF_SCALES, RENAMED = "name.endswith('.weight_scale_inv')", "name.replace('.weight_scale_inv', '.weight_scale')"
 
 
 @frozen
@@ -29,11 +32,12 @@ class ModelClass:
     """The class with which the installed SGLang loads a target, and how it keeps the inputs of its layers.
 
     name: "" where SGLang has no class of its own for the target. way: "hook" by its own method for DFLASH, "patch" by a
-    method that dflow adds, "none" not at all.
+    method that dflow adds, "none" not at all. loses_scales: whether it loads no scales of FP8 blocks.
     """
 
     name: str
     way: Way
+    loses_scales: bool = False
 
     @property
     def sentence(self) -> str:
@@ -60,16 +64,28 @@ def served_class(config: Mapping[str, Any]) -> ModelClass | None:
         file = _registered(folder).get(architecture)
         if file is not None:
             found = _Class.of(file, architecture)
-            return ModelClass(architecture, "none" if found is None else found.way())
+            if found is None:
+                return ModelClass(architecture, "none")
+            return ModelClass(architecture, found.way(), found.loses_scales())
     return ModelClass("", "none")
 
 
 def unserved(config: Mapping[str, Any]) -> str | None:
-    """Why the installed SGLang serves no draft for a target, by its class; None if it does, or without SGLang."""
+    """Why the installed SGLang serves no draft for a target, by its class and weights; None if it does, or without
+    SGLang.
+    """
     found = served_class(config)
-    if found is None or found.way != "none":
+    if found is None:
         return None
-    return f"the target's model_type is {config.get('model_type')}: {found.sentence}"
+    kind = f"the target's model_type is {config.get('model_type')}"
+    if found.way == "none":
+        return f"{kind}: {found.sentence}"
+    if found.loses_scales and has_fp8_blocks(config):
+        return (
+            f"{kind}, with scales of FP8 blocks (weight_scale_inv), which SGLang {installed_version()} does not load "
+            f"in its {found.name}, so its states are no numbers; it runs the checkpoint that this one was made from"
+        )
+    return None
 
 
 def not_run(config: Mapping[str, Any]) -> str | None:
@@ -143,6 +159,14 @@ class _Class:
             if own:
                 return own[-1]
         return None
+
+    def loses_scales(self) -> bool:
+        """Whether the class, or one that it inherits from, renames the scales of FP8 blocks in whatever it loads."""
+        return any(
+            isinstance(node, ast.If) and ast.unparse(node.test) == OF_SCALES and RENAMED in ast.unparse(node.body[0])
+            for each in self.lineage()
+            for node in ast.walk(each.node)
+        )
 
     def way(self) -> Way:
         setter = self.method(SETTER)

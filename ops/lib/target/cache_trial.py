@@ -37,6 +37,7 @@ from ops.lib.target.cache import (
     windows_of,
 )
 from ops.lib.target.model import Target
+from ops.lib.target.no_memory import lacks_memory
 from ops.lib.target.prefill import prefill
 from ops.lib.target.verify import Verification, verifier_of
 
@@ -84,13 +85,17 @@ def _find(target: Target) -> Verification:
         try:
             expected = [_token_by_token(target, layers, text) for text in texts]
         except CACHE_ERRORS as error:
+            if lacks_memory(error):
+                raise
             raise _refused(target, f"it cannot continue a DynamicCache ({type(error).__name__}: {error})") from error
         for way in Verification:
             if way is Verification.BATCH and not batches:
                 continue
             try:
                 found = _in_blocks(target, layers, way, texts)
-            except CACHE_ERRORS:
+            except CACHE_ERRORS as error:
+                if lacks_memory(error):
+                    raise
                 continue  # the next way asks less of the cache
             if all(map(_agree, texts, found, expected)):
                 return way

@@ -27,6 +27,7 @@ from ops.lib.target.checkpoint_check import running_mistake, stored_mistakes, st
 from ops.lib.target.checkpoint_files import check_weights, trusts_own_code
 from ops.lib.target.embedding_and_head import Head, stored_dtype, tensor_files
 from ops.lib.target.head_settings import head_settings
+from ops.lib.target.no_memory import lacks_memory
 from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import rope_limit, too_long
 from ops.lib.target.stored_weights import find_ends, head_bias, is_of_model, listed, unexpected_tensors
@@ -169,11 +170,9 @@ class Target:
         arguments = self.model_arguments(inputs)
         try:
             output = model(**arguments, **options)
-        except torch.OutOfMemoryError:
-            raise
         except (ValueError, RuntimeError) as error:
             is_about_images = isinstance(error, ValueError) or OF_SIZES.search(str(error))
-            if not inputs.seen_or_none() or not is_about_images:
+            if not inputs.seen_or_none() or not is_about_images or lacks_memory(error):
                 raise
             raise DataError(f"the model does not take these images: {error}") from error
         self.family.check_seen(inputs, output)

@@ -36,6 +36,7 @@ from ops.lib.target.cache import Rows, own_cache, whole_cache
 from ops.lib.target.cache_trial import ordinary_tokens, sample_of, verification_of
 from ops.lib.target.head_settings import embedding_scale
 from ops.lib.target.model import Target
+from ops.lib.target.no_memory import lacks_memory, no_verdict
 from ops.lib.target.prefill import prefill
 from ops.lib.target.probed import (
     BLOCKS,
@@ -63,8 +64,12 @@ PROMPTS = (9, 14)  # tokens
 RANGE = 11  # of a copy's RoPE, between both
 
 
+@no_verdict(COPY)
 def probe_config(config: Mapping[str, Any]) -> Probe:
-    """Probe a small random copy of a complete config.json. Raises DataError where no copy can be made of it."""
+    """Probe a small random copy of a complete config.json.
+
+    Raises DataError where no copy can be made of it, and MemoryError where memory is lacking.
+    """
     probe = _probe_copy(config)
     if probe.failed_names <= {EMBEDDING}:  # which no rounding decides
         return probe
@@ -122,10 +127,12 @@ def probe_target(target: Target, on: str = WEIGHTS, turn: int = 0, is_whole: boo
 
 
 def _tried(name: str, check: Callable[[], float]) -> Check:
-    """The check of a function that gives the difference."""
+    """The check of a function that gives the difference. A lack of memory is raised, as every check does."""
     try:
         difference = check()
-    except Exception as error:  # noqa: BLE001 - models raise anything for arguments and lengths that they do not take
+    except Exception as error:  # models raise anything for arguments and lengths that they do not take
+        if lacks_memory(error):
+            raise
         return Check(name, False, reason=_reason(error))
     return Check(name, difference <= TOLERANCE, difference)
 
@@ -217,7 +224,9 @@ def _verified(target: Target, texts: list[list[int]]) -> list[Check]:
         samples = list(map(sample_of, texts))
         plain = [plain_answer(target, sample) for sample in samples]
         found = speculated_answers(target, samples, plain)
-    except Exception as error:  # noqa: BLE001 - as above, for caches
+    except Exception as error:  # as above, for caches
+        if lacks_memory(error):
+            raise
         return [Check(name, False, reason=_reason(error)) for name in (BLOCKS, SPECULATION)]
     difference = max(each for _, each in found)
     wrong = sum(tokens != answer for (tokens, _), (answer, _) in zip(found, plain, strict=True))
@@ -300,7 +309,7 @@ def main() -> None:
     """Print the probe of the config.json on standard input, or {"error"} where no copy can be made of it."""
     try:
         result = probe_config(json.load(sys.stdin)).to_json()
-    except DataError as error:
+    except (DataError, MemoryError) as error:
         result = {"error": str(error)}
     json.dump(result, sys.stdout)
 

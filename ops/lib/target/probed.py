@@ -166,12 +166,17 @@ def _rounding(check: Check) -> str:
 def probe_of_copy(config: Mapping[str, Any]) -> Probe:
     """The probe of a small random copy of a complete config.json, in a process of its own.
 
-    Raises DataError where no copy can be made of it, or its process fails.
+    Raises DataError where no copy can be made of it, its process fails, or memory is lacking.
     """
     command = module_command("ops.lib.target.probe")
     made = subprocess.run(
         command, input=json.dumps(config), capture_output=True, text=True, env=child_environment(), check=False
     )
+    if made.returncode < 0:
+        raise DataError(
+            f"the probe of the target was ended by signal {-made.returncode}; perhaps this machine ran out of memory: "
+            "free some, and run it again"
+        )
     if made.returncode:
         raise DataError(f"the probe of the target failed: {made.stderr.strip().rpartition(chr(10))[2]}")
     values = json.loads(made.stdout.rpartition("\n")[2])  # libraries may print before it

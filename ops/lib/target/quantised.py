@@ -48,6 +48,11 @@ def method_of(config: Mapping[str, Any]) -> str | None:
     return method if method in METHODS else None
 
 
+def has_fp8_blocks(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json names FP8 weights with a scale for each block of them, weight_scale_inv in the files."""
+    return method_of(config) == "fp8" and bool(config["quantization_config"].get("weight_block_size"))
+
+
 def signs_of(directory: Path, config: Mapping[str, Any], stored: Mapping[str, StoredTensor]) -> list[str]:
     """What shows that weights are quantised, in words: fields of config.json, files, names and dtypes of tensors."""
     return [*_settings(directory, config), *_quantised(stored)]

@@ -12,6 +12,7 @@ from transformers import AutoConfig
 
 from dsl.errors import DataError
 from ops.lib.target.model import Target, chosen_attention
+from ops.lib.target.no_memory import lacks_memory
 from ops.lib.target.sizes import ORIGINAL, ropes_of
 from ops.lib.vision.families import family_of
 from ops.lib.vision.family_config import text_part, with_defaults
@@ -97,6 +98,8 @@ def small_copy(
         except DataError:
             raise
         except Exception as error:  # a class that is given sizes which it does not take may raise anything
+            if lacks_memory(error):
+                raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             raise DataError(f"no small copy of this {config.get('model_type')} can be made: {reason}") from error
 
@@ -157,7 +160,9 @@ def _text_by_class(content: Mapping[str, Any]) -> dict[str, Any]:
     """
     try:
         text = AutoConfig.for_model(**deepcopy(dict(content))).get_text_config().to_dict()
-    except Exception:  # noqa: BLE001 - classes may raise anything
+    except Exception as error:  # classes may raise anything
+        if lacks_memory(error):
+            raise
         return {}
     return {name: value for name, value in text.items() if name not in LEFT_OUT}
 

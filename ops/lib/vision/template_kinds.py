@@ -17,7 +17,7 @@ CLOCK, DATE = "strftime_now", "date_string"
 ANY_CALL = re.compile(rf"{CLOCK}\s*\(")
 CALL = re.compile(rf"""{CLOCK}\(\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\)""")
 HARMONY = "<|channel|>final<|message|>"  # of gpt-oss
-THOUGHT_TOKENS = ("[THINK]", "<|channel>")  # of Magistral and Gemma 4
+THOUGHT_TAGS = (("[THINK]", "[/THINK]"), ("<|channel>", "<channel|>"))  # of Magistral and Gemma 4
 DATA = 'answers = "data" trains on the answers of the data set'
 
 
@@ -89,18 +89,18 @@ def thought_warning(templates: Iterable[str], special_tokens: Collection[str] | 
     if any(map(is_harmony, texts)):
         return (
             "the chat template writes answers in channels (gpt-oss): the channels analysis and final are kept as "
-            "reasoning and answer, and answers with any other channel (tools) are dropped. It closes only the last "
-            'answer, so conversations of several turns need contexts = "served" of tokenize_chat, or '
+            "reasoning and answer, calls of tools as calls, and answers with anything else are dropped. It closes only "
+            'the last answer, so conversations of several turns need contexts = "served" of tokenize_chat, or '
             'train_on = "last"; answers without '
             "reasoning are learnt without the analysis that the target always writes"
         )
-    known = (token for token in THOUGHT_TOKENS if special_tokens is None or token in special_tokens)
+    known = (token for token, _ in THOUGHT_TAGS if special_tokens is None or token in special_tokens)
     token = next((token for token in known if any(token in text for text in texts)), None)
     if token is None:
         return ""
     return (
         f"the chat template has thoughts in special tokens ({token}), which the text of an answer does not hold: "
-        "an answer that thinks is learnt by the ids that the target generated, which a server must report, and only as "
-        'the last of its conversation; an earlier one drops it ("special token in the text"). Ask for '
-        f"answers without thoughts (enable_thinking = false, where the template reads it), or {DATA}"
+        "thoughts are kept as reasoning, and an answer that thinks is learnt by the ids that the target generated, "
+        'which a server must report; of several in a conversation only with contexts = "served" of tokenize_chat. '
+        f"Else ask for answers without thoughts (enable_thinking = false, where the template reads it), or {DATA}"
     )

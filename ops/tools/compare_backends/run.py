@@ -39,7 +39,8 @@ from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import check_samples_fit, target_info
 from ops.lib.vision.batch import collate
 from ops.lib.vision.processor import load_processor
-from ops.tokenize_chat.encode import asked, conversation_of
+from ops.tokenize_chat.encode import asked
+from ops.tokenize_chat.records import conversation_of
 
 MEMORY_PART = 0.8  # of a GPU's free memory, for weights in float32
 

@@ -18,7 +18,7 @@ from ops.lib.vision.family_config import text_part
 from ops.shard_sequence.plan import steps_of_epoch
 from ops.tokenize_chat.plan import TOKEN_BYTES
 from ops.tools.diagnose.judgement import LEAST_PROMPTS
-from ops.tools.init.survey import BY_CLASS, FRACTIONS, OwnRules, PixelRules, Survey, percentile
+from ops.tools.init.survey import BY_CLASS, FRACTIONS, OwnRules, PixelRules, Survey, learnt_tokens, percentile
 from ops.tools.init.target import PAPER_LAYERS, Target
 from ops.train_dflash.verdicts import LEAST_BETWEEN, is_short
 
@@ -137,7 +137,12 @@ def advise(found: Survey, target: Target | None, free_disk: int, precision: Prec
         max_prompt_tokens=max_prompt,
         max_new_tokens=max_new,
         max_length=max_length,
-        min_loss_tokens=_min_loss_tokens([each.learnt for each in found.lengths if each.last], block_size.value),
+        min_loss_tokens=_keeping_calls(
+            _min_loss_tokens(
+                [each.learnt(last_only=found.is_traffic) for each in found.lengths if each.last], block_size.value
+            ),
+            [learnt_tokens(tokens) for each in found.lengths for tokens in each.calls],
+        ),
         max_pixels=max_pixels,
         rules=rules,
         block_size=block_size,
@@ -245,6 +250,16 @@ def _min_loss_tokens(learnt: list[int], block_size: int) -> Choice:
     return Choice(value, f"95 % of the data's answers have at least this many; few have {least}, twice the block size")
 
 
+def _keeping_calls(choice: Choice, calls: list[int]) -> Choice:
+    """The choice of min_loss_tokens, low enough for conversations that end behind a call. calls: tokens of each."""
+    shortest = min(calls, default=choice.value)
+    if shortest >= choice.value:
+        return choice
+    return Choice(
+        shortest, f"the shortest call of a tool; {choice.value} would drop conversations that end behind such a call"
+    )
+
+
 def _epochs(training: int) -> Choice:
     if training >= LARGE_SET:
         return Choice(6, "the paper's")
@@ -325,6 +340,11 @@ def _notes(found: Survey, fractions: tuple[float, float]) -> list[str]:
             f"most of the images are NOT used: {loose:,} are beside folders, {found.samples:,} in them. Most likely "
             "the former are intended: move the folders elsewhere, or all images into one folder; for images by class, "
             "move each image into the folder of its class"
+        )
+    if found.requests and not found.is_traffic:
+        notes.append(
+            f"{found.requests:,} of {found.samples:,} samples are requests to a server, which have a conversation's "
+            'earlier answers again: read them in an ingest and a tokenize of their own, with train_on = "last"'
         )
     for split, reads in (("test", "evaluate"), ("val", "what is measured during training")):
         if not found.usable_in(fractions, split):

@@ -21,7 +21,7 @@ from dsl.errors import DataError
 from ops.ingest.image_values import MISSING, OUTSIDE, encoded_image
 from ops.ingest.op import LABEL, Columns, Ingest
 from ops.ingest.read import Reading, WithoutRow, images_without_row, read_samples
-from ops.ingest.sample import END_OF_THOUGHT, THINK, DroppedSample, ImagePart, RawSample, Turn
+from ops.ingest.sample import END_OF_THOUGHT, IMAGE, THINK, DroppedSample, ImagePart, RawSample, Turn
 from ops.ingest.source import UnknownFormat, find_format
 from ops.ingest.splits import split_of
 from ops.lib.data.sample_account import Unusable
@@ -57,12 +57,13 @@ class Survey:
     """The result of a survey of the data.
 
     forms: of the sources. proposal: of columns, if the rows have other ones than `ingest` reads. dropped: reason ->
-    samples; examples: reason -> one of them. reasoning: samples with an answer that includes reasoning. decoded,
-    broken: images that were examined, and those that inject_images rejects.
-    examined, spoilt: samples of the former, and of the latter; spoilt ones are dropped, and count nowhere else.
-    unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples. given: splits that the data
-    names. lengths: of up to MEASURED samples, counted with `exact` and `rules`; token_ids: all that these
-    gave. Names of classes do not count as answers, since the target's answers replace them.
+    samples; examples: reason -> one of them. reasoning: samples with an answer that includes reasoning. requests:
+    samples from the traffic of a server. decoded, broken: images that were examined, and those that inject_images
+    rejects. examined, spoilt: samples of the former, and of the latter; spoilt ones are dropped, and count nowhere
+    else. placed_images: samples with several images, or with one in a tool's result. unnamed: images without a
+    caption. splits: for each of FRACTIONS, split -> samples. given: splits that the data names. lengths: of up to
+    MEASURED samples, counted with `exact` and `rules`; token_ids: all that these gave. Names of classes do not count
+    as answers, since the target's answers replace them.
     """
 
     sources: tuple[Path, ...]
@@ -74,10 +75,11 @@ class Survey:
     rules: PixelRules | OwnRules
     samples: int = 0
     with_images: int = 0
-    several_images: int = 0
+    placed_images: int = 0
     unanswered: int = 0
     reasoning: int = 0
     duplicates: int = 0
+    requests: int = 0
     dropped: Tally[str] = Factory(Tally)
     examples: dict[str, str] = Factory(dict)
     decoded: int = 0
@@ -101,6 +103,11 @@ class Survey:
         """
         unseen = self.with_images - (self.examined - self.spoilt)
         return round(unseen * self.spoilt / self.examined) if self.examined else 0
+
+    @property
+    def is_traffic(self) -> bool:
+        """Whether most samples are requests to a server, which have a conversation's earlier answers again."""
+        return 2 * self.requests > self.samples
 
     @property
     def usable(self) -> int:
@@ -187,10 +194,13 @@ def percentile(values: list[int], share: float) -> int:
 def _count(found: Survey, sample: RawSample) -> None:
     found.samples += 1
     found.with_images += bool(sample.images)
-    found.several_images += len(sample.images) > 1
+    found.placed_images += len(sample.images) > 1 or any(
+        turn.role == "tool" and IMAGE in turn.content for turn in sample.turns
+    )
     found.unanswered += sample.turns[-1].role != "assistant"
     found.reasoning += any(map(_reasons, sample.turns))
     found.duplicates += sample.draw_id is not None
+    found.requests += sample.opening is not None
     if sample.split is not None:
         found.given.add(sample.split)
 
@@ -319,13 +329,14 @@ class Length:
     """The size of a sample in tokens of text, with the sizes of its images.
 
     before: tokens before the last answer. last: those of the last answer; 0 if the last turn is the user's. answers:
-    those of every answer.
+    those of every answer. calls: those of the answers that call tools.
     """
 
     before: int
     last: int
     answers: tuple[int, ...]
     images: tuple[Size, ...]
+    calls: tuple[int, ...] = ()
 
     def prompt(self, rules: PixelRules | OwnRules) -> int:
         """The number of tokens of the last prompt, including images."""
@@ -339,10 +350,14 @@ class Length:
     def whole(self, rules: PixelRules | OwnRules) -> int:
         return self.prompt(rules) + self.last
 
-    @property
-    def learnt(self) -> int:
-        """The number of tokens in the loss mask: every answer with its end token."""
-        return sum(tokens - TURN_TOKENS + 1 for tokens in self.answers)
+    def learnt(self, last_only: bool = False) -> int:
+        """The number of tokens in the loss mask: every answer, or only the last, with its end token."""
+        return sum(map(learnt_tokens, (self.last,) if last_only else self.answers))
+
+
+def learnt_tokens(answer: int) -> int:
+    """The tokens of an answer that the loss mask has: its end token, and nothing else of what the template adds."""
+    return answer - TURN_TOKENS + 1
 
 
 @frozen
@@ -375,8 +390,9 @@ class Counter:
         of_turns = [TURN_TOKENS + sum(map(self.of_text, texts(turn))) for turn in sample.turns]
         of_turns[0] += sum(self.of_text(json.dumps(tool)) for tool in sample.tools)
         answers = [tokens for tokens, turn in zip(of_turns, sample.turns, strict=True) if turn.role == "assistant"]
+        calls = [tokens for tokens, turn in zip(of_turns, sample.turns, strict=True) if turn.tool_calls]
         last = of_turns[-1] if sample.turns[-1].role == "assistant" else 0
-        return Length(sum(of_turns) - last, last, tuple(answers), tuple(sizes))
+        return Length(sum(of_turns) - last, last, tuple(answers), tuple(sizes), tuple(calls))
 
 
 def estimated(text: str) -> int:

@@ -23,9 +23,12 @@ ALGORITHMS = {
     "dflash": "known to SGLang and vLLM, the cheapest step, no teacher",
     "dflash2": "known to SGLang; a dearer step (convolutions, a selector), no teacher",
     "dspark": "known to SGLang; a dearer step (the target's logits too), a teacher",
+    "lilicorr": "known to SGLang; a dearer step (a transformer over candidates), a teacher",
 }
+ANSWERS_AGAIN = "a log has earlier answers again in later requests, and each is learnt once"
 WITHOUT = "blocks through this target's cache do not give what single tokens give"
 RECOMMENDED = "dflash"
+TAUGHT = [name for name, what in ALGORITHMS.items() if what.endswith(", a teacher")]
 OTHERS = [name for name in ALGORITHMS if name != RECOMMENDED]
 
 
@@ -179,11 +182,12 @@ def _ingest(sources: list[str], found: Survey, advice: Advice) -> list[str]:
     elif found.dropped[OUTSIDE]:
         lines.append(f"# allow_outside = true            # {found.dropped[OUTSIDE]:,} images lie outside the folder")
     val, test = advice.fractions
+    drawn_by = "conversation" if found.is_traffic else "id"
     given = f", those of {', '.join(sorted(found.given))} by the data itself" if found.given else ""
     return [
         *lines,
         f"val_fraction = {val}",
-        f"{f'test_fraction = {test}':33} # {advice.held_out}, drawn by hash of the id{given}",
+        f"{f'test_fraction = {test}':33} # {advice.held_out}, drawn by hash of the {drawn_by}{given}",
     ]
 
 
@@ -191,8 +195,9 @@ def _inject(found: Survey) -> list[str]:
     if not found.with_images:
         return ["[node.inject]                     # texts pass through", 'op = "inject_images"', 'samples = "@ingest"']
     lines = ["[node.inject]", 'op = "inject_images"', 'samples = "@ingest"']
-    if found.several_images:
-        lines.append(f'image_policy = "in-place"         # {_samples(found.several_images)} with several images')
+    if found.placed_images:
+        of = f"{_samples(found.placed_images)} with several images, or with one in a tool's result"
+        lines.append(f'image_policy = "in-place"         # {of}')
     return lines
 
 
@@ -241,12 +246,21 @@ def _tokenize(found: Survey, target: Target | None, advice: Advice, sees: bool) 
         'samples = "@regenerate"',
         'target = "@target"                # its tokenizer, chat template and image processor',
         _noted('contexts = "served"', "each answer follows the prompt that a server renders"),
+        *([_noted('train_on = "last"', ANSWERS_AGAIN)] if found.is_traffic else []),
         _line("max_length", Choice(advice.max_length, "max_prompt_tokens + max_new_tokens; longer ones are dropped")),
         _line("min_loss_tokens", advice.min_loss_tokens),
-        _line("expected_tokens", Choice(advice.tokens, "for dflow plan, until they are counted")),
+        _line("expected_tokens", Choice(advice.tokens, _about_tokens(found))),
         *_thinking(found, target),
         *_pixels(advice, target, sees),
     ]
+
+
+def _about_tokens(found: Survey) -> str:
+    """What is said of expected_tokens, which counts a conversation as one sample."""
+    counted = "for dflow plan, until they are counted"
+    if all(len(length.answers) < 2 for length in found.lengths):
+        return counted
+    return f"{counted}; each conversation counts once: more if the chat template changes its history"
 
 
 def _capture(target: Target | None, dtype: str, advice: Advice) -> list[str]:
@@ -257,7 +271,7 @@ def _capture(target: Target | None, dtype: str, advice: Advice) -> list[str]:
         'target = "@target"',
         f"num_layers = {target.num_layers if target is not None else 5}",
         *_dtype("dtype", dtype),
-        f"{'# final_hidden = true':33} # the teacher of dspark, one layer's features more: see [node.train]",
+        f"{'# final_hidden = true':33} # the teacher of {', '.join(TAUGHT)}: one layer's features more ([node.train])",
         '# backend = "sglang"              # the engine that serves, if it is installed: docs/sglang.md',
     ]
 
@@ -300,7 +314,7 @@ def _algorithm(advice: Advice) -> list[str]:
     """Lines that set the recommended algorithm, and tell how to choose another."""
     teacher = "captured with the features" if advice.online else "final_hidden = true in [node.capture]"
     others = [
-        _noted(f'# algorithm = "{name}"', f"{ALGORITHMS[name]}{f': {teacher}' if name == 'dspark' else ''}")
+        _noted(f'# algorithm = "{name}"', f"{ALGORITHMS[name]}{f': {teacher}' if name in TAUGHT else ''}")
         for name in OTHERS
     ]
     return [_noted(f'algorithm = "{RECOMMENDED}"', f"{ALGORITHMS[RECOMMENDED]}; docs/drafts.md compares"), *others]

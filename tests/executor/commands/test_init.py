@@ -54,6 +54,7 @@ def test_lengths_are_counted_with_the_targets_tokenizer(project: Path, capsys: p
     )
     switch = [line for line in (project / "pipeline.toml").read_text().splitlines() if 'answers = "data"' in line]
     assert ['# answers = "data"                # train on the data\'s answers: nothing is generated'] == switch
+    assert "counts once" not in (project / "pipeline.toml").read_text()
     assert "max_pixels" not in made["tokenize"] and "require_answers" not in made["ingest"]
     assert (16, 32) == (made["train"]["block_size"], made["tokenize"]["min_loss_tokens"])
 
@@ -66,7 +67,9 @@ def test_prompts_of_several_turns_have_room_for_the_target_s_own_answers(
     assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
     regenerate = nodes(project / "pipeline.toml")["regenerate"]
     assert regenerate["max_prompt_tokens"] >= 3 * (2 + TURN_TOKENS) + 2 * regenerate["max_new_tokens"]
-    assert "up to 543 if its earlier answers have max_new_tokens" in (project / "pipeline.toml").read_text()
+    written = (project / "pipeline.toml").read_text()
+    assert "up to 543 if its earlier answers have max_new_tokens" in written
+    assert "each conversation counts once: more if the chat template changes its history" in written
 
 
 def test_several_sources_are_surveyed_as_one_and_become_the_list_of_ingest(
@@ -427,6 +430,34 @@ def test_most_of_the_data_has_as_many_answer_tokens_as_are_asked_for(
     assert told in (project / "pipeline.toml").read_text()
 
 
+def test_a_log_of_an_agent_is_learnt_by_its_last_answers_and_keeps_its_calls(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "w", "arguments": {"city": "Paris"}}}]}
+    result = {"role": "tool", "tool_call_id": "x", "content": "sunny"}
+    answer = {"role": "assistant", "content": " ".join(["word"] * 60)}
+    rows = []
+    for place in range(40):
+        asked = [{"role": "user", "content": f"Question {place}"}]
+        for messages, said in ((asked, call), ([*asked, call, result], answer)):
+            response = {"choices": [{"message": said, "finish_reason": "stop"}]}
+            rows.append({"request": {"messages": messages, "tools": [{"name": "w"}]}, "response": response})
+    (project / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    target = checkpoint(project / "target", sees=False)
+    assert 0 == main(["init", "log.jsonl", "--target", target])
+    made = nodes(project / "pipeline.toml")
+    text = (project / "pipeline.toml").read_text()
+    tokens = len(json.dumps({"name": "w", "arguments": {"city": "Paris"}}).split()) + 1  # and its end
+    assert ("last", tokens) == (made["tokenize"]["train_on"], made["tokenize"]["min_loss_tokens"])
+    assert "a log has earlier answers again in later requests, and each is learnt once" in text
+    assert "would drop conversations that end behind such a call" in text
+    assert "drawn by hash of the conversation" in text and "duplicate_ids" not in made["ingest"]
+    chat(project / "chat.jsonl", 200, answer=" ".join(["word"] * 60))
+    assert 0 == main(["init", "chat.jsonl", "log.jsonl", "--target", target, "--force"])
+    assert "train_on" not in nodes(project / "pipeline.toml")["tokenize"]
+    assert "80 of 280 samples are requests to a server" in " ".join(capsys.readouterr().out.split())
+
+
 def test_features_that_the_disk_does_not_hold_are_captured_while_training(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -449,17 +480,17 @@ def test_an_algorithm_is_recommended_with_its_reason_and_each_other_one_is_a_lin
     assert "algorithm: dflash, known to SGLang and vLLM, the cheapest step, no teacher" in capsys.readouterr().out
     assert "dflash" == nodes(project / "pipeline.toml")["train"]["algorithm"]
     text = (project / "pipeline.toml").read_text()
-    for name in ("dflash2", "dspark"):
+    for name in ("dflash2", "dspark", "lilicorr"):
         other = text.replace('\nalgorithm = "dflash" ', '\n# algorithm = "dflash" ')
         other = other.replace(f'# algorithm = "{name}"', f'algorithm = "{name}"')
-        if name == "dspark":
+        if name != "dflash2":
             assert ("final_hidden = true in [node.capture]" in other) == stored
             other = other.replace("# final_hidden = true", "final_hidden = true")
         (project / "other.toml").write_text(other)
         assert 0 == main(["plan", "other.toml"]), name
         graph = read_graph(project / "other.toml")
         assert name == graph.nodes["train"].config.algorithm
-        assert "capture" not in graph.nodes or graph.nodes["capture"].config.final_hidden == (name == "dspark")
+        assert "capture" not in graph.nodes or graph.nodes["capture"].config.final_hidden == (name != "dflash2")
 
 
 @pytest.mark.parametrize(

@@ -388,6 +388,9 @@ def test_a_mask_token_that_is_unknown_or_outside_the_vocabulary_is_refused_with_
     tokenizer = json.loads((target / "tokenizer.json").read_text())
     change(target / "tokenizer.json", model=tokenizer["model"] | {"vocab": {"[UNK]": 0}})
     assert f"{target}: no mask token is known for this model; {can_serve.format(1)}" in told()
+    trained = FinetuneVlm(tokens=Ref("tokens"), init=str(target))
+    assert {"mask_token_id": told()} == finetune_vlm_missing_here(trained)
+    assert {} == finetune_vlm_missing_here(FinetuneVlm(tokens=Ref("tokens"), init=str(target), mask_token_id=399))
     change(target / "config.json", vocab_size=200_000)
     assert "" == told()  # the family's
     change(target / "tokenizer.json", model={"type": "Unigram", "vocab": [["a", 0.0], ["<|mask|>", 0.0]]})

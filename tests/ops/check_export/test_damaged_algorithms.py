@@ -1,4 +1,4 @@
-"""Exports of DFlash2 and DSpark, each damaged in a way that SGLang serves in silence, or that other projects write."""
+"""Exports of every algorithm, each damaged in a way that SGLang serves in silence, or that other projects write."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pytest
 import torch
 from damaged_cases import RANDOM, REWRITE, edit_config, edit_tensors, mistakes
 from gate_cases import ALGORITHMS, check, with_algorithm
+
+from ops.lib.drafts.backbone.load import load_draft, stored_tensors
+from ops.lib.drafts.lilicorr.config import OLD_ENGINE, contract_name, stored_name
 
 NEST = "dflash_config"
 CONVOLUTIONS = ("conv_kernel_size", "conv_group_size")
@@ -205,6 +208,37 @@ FIELDS = {
         ],
         None,
     ),
+    "LiLiCorr as plain DFlash": ("lilicorr", plain, ["architectures must be"], f"{IN_SILENCE}: without its lattice"),
+    "no scale of the cosines": (
+        "lilicorr",
+        drop("lilicorr_logit_scale", nest=NEST),
+        [f"{NEST}.lilicorr_logit_scale is missing"],
+        "refuses to start",
+    ),
+    "another scale of the cosines": (
+        "lilicorr",
+        put(NEST, lilicorr_logit_scale=2.0),
+        [f"{NEST}.lilicorr_logit_scale is 2.0, {TRAINED} 8.0"],
+        "silently draws from a distribution",
+    ),
+    "another least length": (
+        "lilicorr",
+        put(NEST, lilicorr_vector_eps=0.5),
+        [f"{NEST}.lilicorr_vector_eps is 0.5, {TRAINED} 0.0001"],
+        "another length",
+    ),
+    "a lattice switched off": (
+        "lilicorr",
+        put(NEST, lilicorr_enabled=False),
+        [f"{NEST}.lilicorr_enabled is false, {TRAINED} true"],
+        "refuses to start",
+    ),
+    "half of the convolutions": (
+        "lilicorr",
+        drop("conv_group_size", nest=NEST),
+        [f"{NEST}.conv_group_size is missing"],
+        "refuses to start",
+    ),
 }
 MISSING, STRAY = "is missing", "does not belong here"
 LAYERS = [f"layers.{layer}.{conv}_conv" for layer in (0, 1) for conv in ("attention", "mlp")]
@@ -264,6 +298,43 @@ def test_every_tensor_that_is_missing_or_named_otherwise_is_told(tmp_path, gate_
     for what, does, remedy in found:
         assert (RANDOM if what.endswith(MISSING) else "silently ignores an unknown tensor") in does
         assert REWRITE in remedy
+
+
+@pytest.mark.parametrize("engine", [None, OLD_ENGINE])
+def test_lilicorrs_tensors_under_the_names_of_another_engine_are_told_as_such(tmp_path, gate_inputs, engine):
+    inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS["lilicorr"], engine)
+    check(tmp_path / "undamaged", inputs)
+    other, reader = (OLD_ENGINE, "SGLang 0.5.21") if engine is None else (None, "SGLang 0.5.23 and vLLM 0.33")
+    renamed = {}
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            renamed[name] = stored_name(contract_name(name), other)
+            tensors[renamed[name]] = tensors.pop(name)
+
+    edit_tensors(inputs, change)
+    differ = {old: new for old, new in renamed.items() if old != new}
+    assert 10 == len(differ)  # weight and bias of five modules
+    misnamed = f"{STRAY}: only {reader} has this name"
+    expected = dict.fromkeys(differ, MISSING) | dict.fromkeys(differ.values(), misnamed)
+    found = mistakes(tmp_path / "gate", inputs)
+    assert [f"model.safetensors: {name} {expected[name]}" for name in sorted(expected)] == [
+        what for what, _, _ in found
+    ]
+    assert all("refuses to start (ValueError): it compares the names" in does for _, does, _ in found)
+
+
+def test_an_export_of_lilicorr_is_the_same_draft_for_every_engine(tmp_path, gate_inputs):
+    folders = [
+        with_algorithm(tmp_path / str(engine), gate_inputs, ALGORITHMS["lilicorr"], engine)["draft"].path
+        for engine in (None, "sglang-0.5.23", OLD_ENGINE)
+    ]
+    names = [set(stored_tensors(folder / "model.safetensors")) for folder in folders]
+    assert names[0] == names[1] != names[2]
+    drafts = [load_draft(folder) for folder in folders]
+    assert drafts[0].config == drafts[2].config
+    for name, weight in drafts[0].state_dict().items():
+        assert torch.equal(weight, drafts[2].state_dict()[name])
 
 
 def test_sizes_of_other_tensors_are_told_with_them(tmp_path, gate_inputs):

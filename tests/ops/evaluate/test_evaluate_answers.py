@@ -109,7 +109,7 @@ def test_an_evaluation_of_each_answer_reports_all_turns(served, draft, lively, t
     }
 
 
-def test_answers_of_one_conversation_in_several_samples_keep_their_turns(tokens, tmp_path):
+def test_a_conversation_in_several_samples_keeps_its_turns_and_is_asked_once_for_its_last_answer(tokens, tmp_path):
     """A template that shows only the last two messages: each answer has a context of its own."""
     processor = tmp_path / "processor"
     shutil.copytree(tokens.path / "processor", processor)
@@ -119,12 +119,25 @@ def test_answers_of_one_conversation_in_several_samples_keep_their_turns(tokens,
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     (tmp_path / "template").write_text(template)
-    samples = write_rows(tmp_path / "in", [row("train", SHORT), {**row("long", LONG), "split": "test"}])
+    rows = [row("long", LONG), row("long@4", SHORT), row("short", SHORT), row("me@2", SHORT)]
+    samples = write_rows(tmp_path / "in", [row("train", SHORT), *({**each, "split": "test"} for each in rows)])
     options = {"processor": str(processor), "chat_template": str(tmp_path / "template"), "contexts": "served"}
     tokens = run_tokenize(tmp_path, samples, min_loss_tokens=1, **options).artifact(TokenShards)
-    for make in (Prompt.held_out, Prompt.of_each_answer):
-        turns = {prompt.id: prompt.turn for prompt in make(TokenReader(tokens, "test"))}
-        assert {"long@1": 0, "long@2": 1, "long@3": 2} == turns
+    reader = TokenReader(tokens, "test")
+    turns = {prompt.id: prompt.turn for prompt in Prompt.of_each_answer(reader)}
+    assert {"long@1": 0, "long@2": 1, "long@3": 2, "long@4": 0, "short": 0, "me@2": 0} == turns
+    last = Prompt.held_out(reader)
+    assert {"long@3": 2, "long@4": 0, "short": 0, "me@2": 0} == {prompt.id: prompt.turn for prompt in last}
+    ids = [record["id"] for record in reader.records]
+    assert [reader.sample(ids.index(prompt.id)).prompt_tokens for prompt in last] == [prompt.length for prompt in last]
+
+
+def test_prompts_whose_own_ids_look_like_those_of_contexts_are_all_asked(tokens, tmp_path):
+    rows = [row("me@1", LONG[:1]), row("me@2", LONG[:3]), row("me@3", LONG[:5])]
+    samples = write_rows(tmp_path / "in", [{**each, "split": "test"} for each in rows])
+    options = {"processor": str(tokens.path / "processor"), "contexts": "served", "prompts_only": True}
+    reader = TokenReader(run_tokenize(tmp_path, samples, **options).artifact(TokenShards), "test")
+    assert {"me@1": 0, "me@2": 1, "me@3": 2} == {prompt.id: prompt.turn for prompt in Prompt.held_out(reader)}
 
 
 def test_tokens_that_do_not_say_where_answers_begin_are_refused(tokens):

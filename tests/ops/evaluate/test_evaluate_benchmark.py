@@ -134,10 +134,10 @@ BAD = {
     ),
     json.dumps({"id": "good", "category": "a", "messages": user("Twice.")}): "bench.jsonl:1; ids must differ",
     json.dumps({"id": "f", "category": "a", "messages": [*user("?"), {"role": "assistant", "content": "!"}]}): (
-        "the last message is not the user's: remove the answer"
+        "the last message is neither the user's nor a tool's result: remove the answer"
     ),
     json.dumps({"id": "s", "category": "a", "messages": [{"role": "system", "content": "Be brief."}]}): (
-        'no user turn: "messages" must end with a turn of the user, {"role": "user", "content": "..."}'
+        'no user turn: "messages" must have one, {"role": "user", "content": "..."}'
     ),
     json.dumps({"id": "t", "category": "a", "messages": []}): "no user turn",
     json.dumps({"id": "g", "category": "a", "messages": user("?"), "images": ["gone.png"]}): "image missing: gone.png",

@@ -107,3 +107,9 @@ def test_a_fine_tuned_target_of_another_family_is_measured_too(texts, tmp_path):
     assert "padded batches give what single texts give" in stated.unbatched_reason
     assert "measured on a small random copy" in stated.verifying_mistake
     assert "padding" in read_json(target.path / "target.json")["fails"]
+
+
+def test_a_mask_token_of_its_own_takes_the_place_of_that_of_the_tokens(texts, tmp_path):
+    checkpoint = make_checkpoint("qwen3", tmp_path / "checkpoint", vocab_size=600, num_hidden_layers=1)
+    stage = train(tmp_path / "tuned", texts, init=str(checkpoint), steps=1, batch_size=2, mask_token_id=599)
+    assert 599 == read_json(stage.artifact(TargetModel).path / "target.json")["mask_token_id"]

@@ -88,6 +88,20 @@ OWN: list[tuple[str, Row, Row | str]] = [
      t("sunny"), E), std(a(call(1, arguments={})), t("sunny"), E)),
     ("OpenAI: null arguments", std(a({"id": "call00001", "function": {"name": "w", "arguments": None}})),
      std(a(call(1, arguments={})))),
+    ("OpenAI: arguments under the key of Llama", std(a({"id": "call00001", "function": {"name": "w", "parameters":
+     {"city": "Paris"}}}), t("sunny"), E), STD),
+    ("ms-swift: arguments under the key of Llama", std({"role": "tool_call", "content": "{\"name\": \"w\", "
+     "\"parameters\": {\"city\": \"Paris\"}}"}), std(a(call(1)))),
+    ("Hermes: arguments under the key of Llama", std({"role": "assistant", "content": "<tool_call>{\"name\": \"w\", "
+     "\"parameters\": {\"city\": \"Paris\"}}</tool_call>"}), std(a(call(1)))),
+    ("xLAM: arguments under another key", {"query": U["content"], "tools": [F], "answers": [{"name": "w", "input":
+     "{\"city\": \"Paris\"}"}]}, std(a(call(1)))),
+    ("xLAM: arguments under an unknown key", {"query": U["content"], "tools": [F], "answers": [{"name": "w", "args":
+     {"city": "Paris"}}]}, "a tool call without arguments: turn 2, w: other keys are \"args\""),
+    ("OpenAI: arguments beside the function", std(a({"function": {"name": "w"}, "arguments": {"city": "Paris"}})),
+     std(a(call(1)))),
+    ("OpenAI: nothing but a name", std(a({"id": "call00001", "type": "function", "index": 0, "function":
+     {"name": "w"}})), std(a(call(1, arguments={})))),
     ("OpenAI: content of parts", std(a(call(1)), {**t([{"type": "text", "text": "sunny"}])}, E), STD),
     ("OpenAI: content beside a call", std(a(call(1), content="I look."), t("sunny"), E),
      std(a(call(1), content="I look."), t("sunny"), E)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from dsl.errors import DataError
 from ops.ingest.op import Ingest
 from ops.ingest.plan import missing_here
 from ops.ingest.run import ingest
+from ops.ingest.sample import IMAGE, RawSample, Turn, opening_of
 from ops.ingest.traffic import (
     CUT,
     FAILED,
@@ -222,6 +224,36 @@ def test_an_exchange_without_an_answer_is_dropped_by_its_reason_or_a_prompt(tmp_
         assert ([*ASKED, ("assistant", "Hi!")], ASKED) == tuple(map(said, rows))
 
 
+def test_requests_of_one_conversation_fall_into_the_same_split_and_other_rows_into_that_of_their_id(tmp_path) -> None:
+    turns = [
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"Question {place}?"}]
+        for place in range(60)
+    ]
+    more = [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "Sure?"}]
+    first = [{"request": {"messages": each}, "response": completion("Yes.")} for each in turns]
+    later = [{"messages": [*each, *more], "tools": [{"name": "w"}], "response": completion("Quite.")} for each in turns]
+    fractions = {"test_fraction": 0.3, "val_fraction": 0.2}
+    rows, _ = run([write(tmp_path / "log.jsonl", *first, *later)], tmp_path / "log", **fractions)
+    splits = [row["split"] for row in rows]
+    assert splits[:60] == splits[60:]
+    assert {"train", "val", "test"} == set(splits)
+    plain = [{"messages": [*each, more[0]]} for each in turns]
+    rows, _ = run([write(tmp_path / "chat.jsonl", *plain)], tmp_path / "chat", **fractions)
+    for row in rows:
+        drawn = int.from_bytes(hashlib.sha256(f"0\0{row['id']}".encode()).digest()[:8], "big") / 2**64
+        assert ("test" if drawn < 0.3 else "val" if drawn < 0.5 else "train") == row["split"]
+
+
+def test_conversations_that_begin_with_other_images_are_drawn_apart(tmp_path: Path) -> None:
+    def opening(image: Path | bytes, text: str = "What is it?") -> str:
+        turns = (Turn("user", (IMAGE, text)), Turn("assistant", ("A cat.",)), Turn("user", (IMAGE, "And this?")))
+        return opening_of(RawSample("1", None, turns, (image, b"later")))
+
+    assert opening(tmp_path / "a" / "x.png") == opening(tmp_path / "b" / "x.png")
+    others = [opening(b"x"), opening(b"y"), opening(Path("y.png")), opening(b"x", "Which?")]
+    assert 5 == len({opening(Path("x.png")), *others})
+
+
 def test_a_request_that_is_none_is_named_by_its_line(tmp_path: Path) -> None:
     good = {"request": BODY, "response": completion("Hi!")}
     wrong = [{"request": 5, "response": {}}, {"request": f"{{{SECRET}", "response": {}}]
@@ -246,6 +278,51 @@ def test_other_rows_with_keys_of_exchanges_are_read_as_before(tmp_path: Path) ->
     ]
     found = [said(row)[-1][1] for row in read(write(tmp_path / "rows.jsonl", *rows), tmp_path)[1]]
     assert ["x", "Hi!", "Hi!", "Hi!"] == found
+
+
+def anthropic(*content: Any, stop_reason: str = "end_turn") -> dict[str, Any]:
+    """A response of Anthropic's Messages API, as its documentation shows one."""
+    message = {"id": "msg_123", "type": "message", "role": "assistant", "model": "claude", "content": list(content)}
+    usage = {"input_tokens": 22, "output_tokens": 2}
+    return message | {"stop_reason": stop_reason, "stop_sequence": None, "usage": usage}
+
+
+def test_requests_of_anthropics_api_keep_their_system_turn_and_their_answer(tmp_path: Path) -> None:
+    use = {"type": "tool_use", "id": "toolu_1", "name": "w", "input": {"city": "Paris"}}
+    text = {"type": "text", "text": "I look."}
+    blocks = [{"type": "text", "text": "You are a helpful assistant.", "cache_control": {"type": "ephemeral"}}]
+    asked = {
+        "model": "claude",
+        "max_tokens": 1000,
+        "metadata": {"user_id": USER},
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hello world!"}]}],
+        "tools": [{"name": "w", "input_schema": {"type": "object"}}],
+    }
+    calling = anthropic(text, use, stop_reason="tool_use")
+    rows = [
+        {"request": asked | {"system": "You are a helpful assistant."}, "response": calling},
+        {"request": asked | {"system": blocks}, "response": {"status": 200, "headers": HEADERS, "body": calling}},
+        asked | {"system": blocks, "response": calling, "id": USER},
+    ]
+    wanting = [
+        {"request": asked | {"system": blocks}, "response": answer}
+        for answer in (
+            anthropic(text, stop_reason="max_tokens"),
+            anthropic(stop_reason="refusal"),
+            {"type": "error", "error": {"type": "overloaded_error", "message": SECRET}},
+            anthropic(),
+        )
+    ]
+    source = write(tmp_path / "log.jsonl", *rows, *wanting)
+    found, dropped = run([source], tmp_path / "out")
+    assert [[*ASKED, ("assistant", "I look.")]] * 3 == [*map(said, found)]
+    for row in found:
+        [call] = row["conversations"][-1]["tool_calls"]
+        assert ("toolu_1", {"city": "Paris"}) == (call["id"], call["function"]["arguments"])
+        assert {"type": "object"} == row["tools"][0]["function"]["parameters"]
+    assert {CUT: 1, REFUSED: 1, FAILED: 1, NO_RESPONSE: 1} == dropped
+    prompts, dropped = run([source], tmp_path / "prompts", require_answers=False)
+    assert ([ASKED] * 4, {}) == ([*map(said, prompts[3:])], dropped)
 
 
 def test_an_image_behind_an_address_is_dropped_without_the_keys_in_it(tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ def test_every_form_is_read_as_the_draft_that_it_holds(name, target, tmp_path):
     assert expected.config == own.config
     expected.load_state_dict(tensors)
     assert torch.equal(hidden(expected), hidden(own))
+    added = [name for name, _ in own.named_parameters() if name.startswith("lilicorr.")]
+    assert all(torch.equal(own.get_parameter(name), expected.get_parameter(name)) for name in added)
     imported = read_json(made.path / "config.json")["dflow"]["imported"]
     assert form.publisher == imported["publisher"]
     assert set(form.assumed) <= imported["assumed"].keys()

@@ -80,8 +80,8 @@ def real_processor(base: Processor, text: str) -> Processor:
     return processor
 
 
-def learnt(encoder: ChatEncoder, sample: str) -> list[list[tuple[str, str]]]:
-    """Of each context, the (prompt, learnt text) of its answers, as tokens say it. Raises Unusable."""
+def learnt(encoder: ChatEncoder, sample: str) -> list[list[tuple[list[int], str]]]:
+    """Of each context, the (prompt's ids, learnt text) of its answers, as tokens say it. Raises Unusable."""
     messages = SAMPLES[sample]
     [found] = encoder.serve_batch([messages], [()], [sample], [TOOLS])
     if isinstance(found, Unusable):
@@ -93,7 +93,7 @@ def learnt(encoder: ChatEncoder, sample: str) -> list[list[tuple[str, str]]]:
         ids, mask = encoded.input_ids.tolist(), encoded.loss_mask.tolist()
         for start in [at for at in range(len(mask)) if mask[at] and not mask[at - 1]]:
             end = mask.index(False, start) if False in mask[start:] else len(mask)
-            runs.append((decode(ids[:start]), decode(ids[start:end])))
+            runs.append((ids[:start], decode(ids[start:end])))
         contexts.append(runs)
     return contexts
 
@@ -136,8 +136,7 @@ def for_harmony(message, template):
 def test_every_sample_is_learnt_as_served_or_dropped_by_name(base, name, thinking):
     text = FOUND[name]
     encoder = ChatEncoder(real_processor(base, text), thinking)
-    decode, tokenize = encoder.processor.tokenizer.decode, encoder.processor.tokenizer
-    ends = encoder.eos_texts
+    tokenize, ends = encoder.processor.tokenizer, encoder.eos_texts
     for sample, messages in SAMPLES.items():
         try:
             contexts = learnt(encoder, sample)
@@ -147,8 +146,7 @@ def test_every_sample_is_learnt_as_served_or_dropped_by_name(base, name, thinkin
         answers = [message for message in messages if message["role"] == "assistant"]
         runs = [run for context in contexts for run in context]
         wanted = [
-            decode(tokenize(prompt, add_special_tokens=False).input_ids)
-            for prompt in prompts(encoder, text, sample, thinking)
+            tokenize(prompt, add_special_tokens=False).input_ids for prompt in prompts(encoder, text, sample, thinking)
         ]
         assert wanted == [prompt for prompt, _ in runs]
         for answer, (_, shown) in zip(answers, runs, strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from agent_rows import ASK, ASK_AGAIN, NAME, RAINY, SAMPLES, SUN, SUNNY, TOOLS, calls, conversation, say
 from agent_templates import EXTENDS, NO_TOOLS, STRIPS, text_of, with_parts
+from attrs import evolve
 from chat_samples import SERVED, png, row, run_tokenize, summary_of, write_rows
 from fake_stage import folder_digest
 from safetensors import safe_open
@@ -12,13 +13,18 @@ from safetensors.torch import save_file
 from shard_workers import run_workers
 
 from dsl.errors import ConfigError, DataError
+from dsl.estimate import PlanContext, Trial
+from dsl.launch import Launch
 from dsl.op import Ref
 from ops.artifacts import TokenShards
 from ops.lib.data.files import json_line, read_jsonl
 from ops.lib.data.token_shards import KIND_TENSOR, TokenReader
+from ops.lib.forecasts import Counts, SamplesForecast
 from ops.lib.vision.processor import load_processor
-from ops.tokenize_chat.encode import ChatEncoder, asked, conversation_of
+from ops.tokenize_chat.encode import ChatEncoder, asked
 from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.plan import estimate
+from ops.tokenize_chat.records import conversation_of
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +96,26 @@ def test_the_log_says_samples_and_repeated_tokens_and_warns_of_empty_thoughts(se
     assert sum(lengths.values()) / longest == logged["tokenize/repeated_tokens"]
     assert 9 == logged["tokenize/empty_thoughts"]
     assert ["9 answers begin with an empty thought"] == [text[:37] for text in several.warnings]
+
+
+def test_the_plan_says_how_many_samples_conversations_make_and_what_that_costs(several, tmp_path, templates):
+    """By a trial, or by the artifact once it exists; the numbers are those of the log."""
+    logged = {name: value for metrics, _ in several.logged for name, value in metrics.items()}
+    repeated = logged["tokenize/repeated_tokens"]
+    config = TokenizeChat(samples=Ref("inject"), **SERVED)
+    source = SamplesForecast(samples=Counts({("text", "train"): 4}, {("text", "train"): 400}))
+    context = PlanContext(
+        launch=Launch(), inputs={"samples": source, "target": None}, artifact=None, root=tmp_path, free_disk=0
+    )
+    tried = estimate(config, evolve(context, trial=Trial(config=config, artifact=several.out_dir, inputs={})))
+    made = estimate(config, evolve(context, artifact=several.out_dir))
+    [note] = made.notes
+    assert (note,) == tried.growth.notes and () == tried.notes
+    assert note.startswith("4 conversations make 9 samples, 2.2 each") and f"{repeated:.1f} times the tokens" in note
+
+    samples = write_rows(tmp_path / "in", ROWS)
+    one_each = run_tokenize(tmp_path, samples, chat_template=templates("extends"), **SERVED).out_dir
+    assert () == estimate(config, evolve(context, artifact=one_each)).notes
 
 
 def test_many_repeated_tokens_are_a_warning_that_names_the_other_way(tmp_path, templates):

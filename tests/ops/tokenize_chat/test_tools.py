@@ -17,17 +17,28 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from dsl.errors import DataError
+from dsl.estimate import Estimate, PlanContext
+from dsl.launch import Launch
 from dsl.op import Ref
-from ops.artifacts import Samples
+from ops.artifacts import Samples, TokenShards
 from ops.evaluate.benchmark_rows import Benchmark
 from ops.evaluate.prompts import read_benchmark
+from ops.ingest.op import Ingest
+from ops.ingest.plan import estimate as ingest_estimate
 from ops.ingest.sample import ToolCall, Turn
+from ops.inject_images.op import InjectImages
+from ops.inject_images.plan import estimate as inject_estimate
 from ops.lib.data.sample_account import Unusable
+from ops.lib.data.token_shards import TokenReader
+from ops.lib.forecasts import SamplesForecast
 from ops.lib.vision.processor import load_processor
+from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.plan import estimate as regenerate_estimate
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.contexts import Context
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
+from ops.tokenize_chat.plan import estimate
 from ops.tokenize_chat.run import tokenize_chat
 
 TEXTS = "Weather in Paris? I look. sunny rain Sunny. city w Tools type function name description parameters " * 20
@@ -256,17 +267,79 @@ def test_a_template_without_tools_ends_the_node_by_name(tmp_path, folder):
         tokenized(tmp_path, folder, samples, unmarked(QWEN25_VL))
 
 
-def test_a_benchmark_asks_with_its_tools(tmp_path, known):
+ASKED = {"a question": [*ONE, say("user", "And Rome?")], "a result": ONE[:3], "two results": PARALLEL[:4]}
+
+
+@pytest.mark.parametrize("last", ASKED)
+def test_a_benchmark_asks_with_its_tools(tmp_path, known, last):
     file = tmp_path / "benchmark.jsonl"
-    row = {"id": "a", "category": "agents", "tools": [W], "messages": plain([*ONE, say("user", "And Rome?")])}
+    row = {"id": "a", "category": "agents", "tools": [W], "messages": plain(ASKED[last])}
     file.write_text(json.dumps(row) + "\n")
     [prompt] = read_benchmark(Benchmark(file), known)
-    expected = known.prompt([*ONE, say("user", "And Rome?")], tools=[W]).tolist()
+    expected = known.prompt(ASKED[last], tools=[W]).tolist()
     assert (prompt.length, prompt.sample().input_ids.tolist()) == (len(expected), expected)
 
 
-def test_prompts_of_a_training_have_their_tools(tmp_path, folder, known):
-    rows = [{"tools": [W], "messages": plain([*ONE, say("user", "And Rome?")])}]
-    stage = tokenized(tmp_path, folder, written(tmp_path / "data", rows), TOOLS, prompts_only=True)
-    [record] = [json.loads(line) for line in (stage.out_dir / "samples.jsonl").read_text().splitlines()]
-    assert record["tokens"] == len(known.prompt([*ONE, say("user", "And Rome?")], tools=[W]))
+@pytest.mark.parametrize("contexts", ["whole", "served"])
+def test_prompts_of_a_training_have_their_tools_and_end_with_the_last_question_or_result(
+    tmp_path, folder, known, contexts
+):
+    asked = list(ASKED.values())
+    conversations = [*asked, *([*messages, SUNNY] for messages in asked)]
+    samples = written(tmp_path / "data", [{"tools": [W], "messages": plain(messages)} for messages in conversations])
+    stage = tokenized(tmp_path, folder, samples, TOOLS, prompts_only=True, contexts=contexts)
+    reader = TokenReader(stage.artifact(TokenShards))
+    made = [reader.sample(place).input_ids.tolist() for place in range(len(reader))]
+    assert 2 * [known.prompt(messages, tools=[W]).tolist() for messages in asked] == made
+
+
+def foreseen(hook: Any, config: Any, source: SamplesForecast | None = None, artifact: Path | None = None) -> Estimate:
+    inputs = {"samples": source, "target": None}
+    return hook(config, PlanContext(launch=Launch(), inputs=inputs, artifact=artifact, root=Path(), free_disk=0))
+
+
+def test_tools_in_whole_conversations_are_warned_of_by_the_plan_and_in_the_log(tmp_path, folder):
+    rows = [{"tools": [W], "messages": plain(ONE)}, {"messages": plain([ASK, SUNNY])}]
+    samples = written(tmp_path / "data", rows)
+    stage = tokenized(tmp_path, folder, samples, TOOLS)
+    said = 'have tools, and answers are learnt behind a history that no server renders: set contexts = "served"'
+    assert [f"1 samples {said}"] == stage.warnings
+
+    found = foreseen(ingest_estimate, Ingest(source=str(tmp_path / "data" / "data.jsonl"), seed=0))
+    before = {"samples": Ref("before")}
+    for hook, config in (
+        (inject_estimate, InjectImages(**before)),
+        (regenerate_estimate, RegenerateAnswers(**before, target=Ref("target"), answers="data")),
+    ):
+        found = foreseen(hook, config, found.forecast)
+    of_artifact = SamplesForecast.read(samples.path, samples.digest)
+    for source in (found.forecast, of_artifact):
+        assert (f"warning: samples {said}",) == foreseen(estimate, TokenizeChat(samples=Ref("a")), source).notes
+        for others in ({"contexts": "served"}, {"prompts_only": True}):
+            assert () == foreseen(estimate, TokenizeChat(samples=Ref("a"), **others), source).notes
+    assert () == foreseen(estimate, TokenizeChat(samples=Ref("a")), of_artifact, stage.out_dir).notes
+
+
+@pytest.mark.parametrize("has", ["nothing", "default_tools", "builtin"])
+def test_a_plan_knows_of_tools_by_default_tools_and_not_without(tmp_path, has):
+    (tmp_path / "tools.json").write_text(json.dumps([W]))
+    (tmp_path / "data.jsonl").write_text(json.dumps({"messages": plain([ASK, SUNNY])}) + "\n")
+    options = {"default_tools": str(tmp_path / "tools.json")} if has == "default_tools" else {}
+    source = "builtin:digits" if has == "builtin" else str(tmp_path / "data.jsonl")
+    found = foreseen(ingest_estimate, Ingest(source=source, seed=0, **options))
+    assert (has == "default_tools") == found.forecast.has_tools
+
+
+def test_answers_that_are_not_closed_before_the_next_are_dropped_with_the_remedy(tmp_path, folder):
+    """A template that closes only the last answer: as it is served, each is the last."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for p in m.content %}{{ p.text }}{% endfor %}"
+        "{% if loop.last and m.role == 'assistant' %}<|im_end|>{% endif %}\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    rows = [{"messages": plain([ASK, SUNNY] * 2)}, {"messages": plain([ASK, SUNNY])}]
+    samples = written(tmp_path / "data", rows)
+    [warning] = tokenized(tmp_path, folder, samples, template).warnings
+    assert 'no EOS token behind an answer; set contexts = "served"' in warning
+    (tmp_path / "served").mkdir()
+    assert [] == tokenized(tmp_path / "served", folder, samples, template, contexts="served").warnings

@@ -19,6 +19,7 @@ from parity_cases import write_plan
 
 from ops.lib.drafts.dflash2.config import Dflash2Options
 from ops.lib.drafts.dspark.config import DsparkOptions
+from ops.lib.drafts.lilicorr.config import LilicorrOptions
 from ops.lib.training.dtensors import gathered, local
 from ops.lib.training.optimizer import clip_gradients, make_optimizer, named_state, set_rate
 from ops.train_dflash import sharding
@@ -41,6 +42,10 @@ CASES = {
 ALGORITHMS = {
     "DFlash2": {"algorithm": "dflash2", "dflash2": Dflash2Options(rank=4, candidates=4)},
     "DSpark": {"algorithm": "dspark", "dspark": DsparkOptions(rank=4, l1=0.0, confidence_head=False, base=1.0)},
+    "LiLiCorr": {
+        "algorithm": "lilicorr",
+        "lilicorr": LilicorrOptions(candidates=4, width=8, heads=2, factors=4, regret=0.0),
+    },
 }
 ALGORITHMS |= {f"{name} in bfloat16": {**changes, "dtype": "bfloat16"} for name, changes in ALGORITHMS.items()}
 IN_PARTS = [name for name in CASES if name not in (ONE_UNIT, COMPILED)]

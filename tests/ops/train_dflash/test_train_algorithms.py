@@ -18,6 +18,7 @@ from ops.lib.drafts.backbone.hooks import added_parameters, no_hidden_matrices, 
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.dflash2.config import Dflash2, Dflash2Options
 from ops.lib.drafts.dspark.config import Dspark, DsparkOptions
+from ops.lib.drafts.lilicorr.config import Lilicorr, LilicorrOptions
 from ops.lib.report_sections import Compared
 from ops.lib.training.optimizer import make_optimizer
 from ops.train_dflash.op import TrainDflash
@@ -29,6 +30,10 @@ FIELDS = {
     "dflash": {},
     "dflash2": {"algorithm": "dflash2", "dflash2": Dflash2Options(rank=4, candidates=4)},
     "dspark": {"algorithm": "dspark", "dspark": DsparkOptions(rank=4)},
+    "lilicorr": {
+        "algorithm": "lilicorr",
+        "lilicorr": LilicorrOptions(candidates=4, width=8, heads=2, factors=4, conv=True, group=4),
+    },
 }
 
 
@@ -45,13 +50,17 @@ def train(folder, inputs, name, stop_after=None, **changes):
     return stage
 
 
-@pytest.mark.parametrize("name", ["dflash2", "dspark"])
+@pytest.mark.parametrize("name", ["dflash2", "dspark", "lilicorr"])
 def test_a_training_writes_its_algorithm_and_resumes_to_the_same_bytes(tmp_path, inputs, name):
     whole = train(tmp_path / "whole", inputs, name)
     config = from_serving(read_json(whole.out_dir / "config.json"))
-    assert (name, 4) == (config.algorithm.name, config.algorithm.rank)
+    assert FIELDS[name][name].sizes() == {size: getattr(config.algorithm, size) for size in FIELDS[name][name].sizes()}
     trained = read_json(whole.out_dir / "training.json")
-    names = {"dflash2": ("candidate_recall",), "dspark": ("overlap", "confidence")}[name]
+    names = {
+        "dflash2": ("candidate_recall",),
+        "dspark": ("overlap", "confidence"),
+        "lilicorr": ("candidate_recall", "prefix_recall"),
+    }[name]
     assert names == config.algorithm.metrics(with_teacher=True)
     assert all(0 < trained["final_metrics"][f"train/{metric}"] <= 1 for metric in names)
     assert {f"{metric}_slot_01" for metric in (*names, "loss", "accuracy")} == {
@@ -62,7 +71,7 @@ def test_a_training_writes_its_algorithm_and_resumes_to_the_same_bytes(tmp_path,
     assert folder_digest(whole.out_dir) == folder_digest(train(tmp_path / "cut", inputs, name).out_dir)
 
 
-@pytest.mark.parametrize("name", ["dflash2", "dspark"])
+@pytest.mark.parametrize("name", ["dflash2", "dspark", "lilicorr"])
 def test_any_algorithm_starts_from_a_plain_draft_and_none_from_another(tmp_path, inputs, name):
     plain = train(tmp_path / "plain", inputs, "dflash")
     started = train(tmp_path / "started", inputs | {"warm_start": plain.artifact(Draft)}, name, max_steps=1, lr=1e-9)
@@ -95,6 +104,14 @@ def test_a_warm_start_in_another_layout_is_warned_of(tmp_path, inputs, capsys, n
     [
         (Dflash2(group=4, rank=4), ("kernel_projection.weight", "hidden_projection.weight")),
         (Dspark(rank=4), ()),
+        (
+            Lilicorr(candidates=4, width=8, layers=1, heads=2, factors=4, taps=2, group=4),
+            (
+                *("kernel_projection.weight", "token_proj.weight", "pass_hidden_proj.weight", "context_proj.weight"),
+                *("factor_input_proj.weight", "out_head.weight", "in_head.weight", "out_proj.weight"),
+                *("down_proj.weight", ".0.mlp.up_proj.weight"),
+            ),
+        ),
     ],
 )
 def test_muon_takes_hidden_matrices_alone_and_no_kernel_is_decayed(algorithm, hidden):
@@ -145,10 +162,16 @@ def test_a_table_of_another_algorithm_is_refused():
 @pytest.mark.parametrize(
     ("edited", "file", "runs_again"),
     [
-        *((name, file, {name}) for name in FIELDS for file in ("model", "loss")),
+        *(
+            (name, file, {name})
+            for name in FIELDS
+            for file in ("model", "loss")
+            if (name, file) != ("dflash2", "model")
+        ),
+        ("dflash2", "model", {"dflash2", "lilicorr"}),  # the convolutions
         ("dflash", "config", {"dflash"}),
-        *((name, "config", set(FIELDS)) for name in ("dflash2", "dspark")),  # its table is in every training's config
-        *((name, "reference", set()) for name in ("dflash2", "dspark")),
+        *((name, "config", set(FIELDS)) for name in (*FIELDS,) if name != "dflash"),  # its table is in every config
+        *((name, "reference", set()) for name in FIELDS if name != "dflash"),
     ],
 )
 def test_editing_an_algorithm_changes_the_code_of_its_own_trainings_alone(tmp_path, edited, file, runs_again):

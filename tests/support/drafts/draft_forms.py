@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from attrs import frozen
 from draft_chain import HIDDEN, MASK, VOCAB
@@ -20,6 +21,7 @@ from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dspark.config import Dspark
+from ops.lib.drafts.lilicorr.config import OLD_ENGINE, Lilicorr, stored_name
 
 Tensors = dict[str, Tensor]
 LEFT_OUT = "left out"
@@ -297,7 +299,43 @@ OF_MODELOPT = {
 }
 NO_BIAS = {"expected": zero_bias, "tensors": without(W1, W2), "shape": WITHOUT_HEADS, "notes": ("a bias of zero",)}
 
+LILICORR = Lilicorr(candidates=4, width=8, layers=1, heads=2, factors=6)
+OF_LILICORR = {
+    "lilicorr_enabled": True,
+    "lilicorr_candidate_topk": 4,
+    "lilicorr_hidden_size": 8,
+    "lilicorr_num_layers": 1,
+    "lilicorr_num_heads": 2,
+    "lilicorr_mlp_ratio": 2.0,
+    "lilicorr_factor_dim": 6,
+    "lilicorr_vector_eps": 1e-4,
+    "lilicorr_logit_scale": 8.0,
+}
+
+
+def lilicorr(**fields: Any) -> dict[str, Any]:
+    """A config.json of LiLiCorr, whose fields of convolutions may be missing."""
+    return zlab(architectures=["LiLiCorrDraftModel"], dflash_config=OF_LILICORR | fields)
+
+
+def old_names(tensors: Tensors) -> Tensors:
+    """The tensors named as SGLang 0.5.21 and ModelOpt name them."""
+    return {stored_name(name, OLD_ENGINE): tensor for name, tensor in tensors.items()}
+
+
 FORMS: Mapping[str, Form] = {
+    "LiLiCorr": Form(lilicorr(), {"algorithm": LILICORR}),
+    "LiLiCorr with convolutions, by the names of SGLang 0.5.21": Form(
+        lilicorr(conv_kernel_size=2, conv_group_size=4),
+        {"algorithm": attrs.evolve(LILICORR, taps=2, group=4)},
+        tensors=old_names,
+    ),
+    "LiLiCorr as wide as the draft": Form(
+        lilicorr(lilicorr_hidden_size=0, projector_type="lilicorr", causal=False),
+        {"algorithm": attrs.evolve(LILICORR, width=HIDDEN)},
+        tensors=old_names,
+        publisher="ModelOpt",
+    ),
     "z-lab, DFlash2": Form(zlab(architectures=["DFlash2DraftModel"], dflash_config=FLAT), DFLASH2),
     "z-lab, DFlash2 with its fields at the top": Form(zlab(architectures=["DFlash2DraftModel"], **FLAT), DFLASH2),
     "z-lab, DFlash2 as its class saves a new one": Form(
@@ -665,8 +703,8 @@ REFUSED: Mapping[str, Refused] = {
     "SpecForge's Domino by name": Refused(
         zlab(architectures=["DominoDraftModel"]), ("DominoDraftModel: dflow reads only drafts of",)
     ),
-    "LiLiCorr": Refused(
-        zlab(architectures=["LiLiCorrDraftModel"]), ("LiLiCorrDraftModel: dflow reads only drafts of",)
+    "LiLiCorr without its sizes": Refused(
+        zlab(architectures=["LiLiCorrDraftModel"]), ("lilicorr_candidate_topk: is missing, and z-lab's class has no",)
     ),
     "XPress": Refused(zlab(architectures=["Qwen3XPressModel"]), ("Qwen3XPressModel: dflow reads only drafts of",)),
     "EAGLE-3": Refused(

@@ -33,12 +33,17 @@ from ops.lib.drafts.backbone.config import from_serving, to_serving
 from ops.lib.drafts.backbone.load import random_draft
 from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dspark.config import Dspark
+from ops.lib.drafts.lilicorr.config import Lilicorr
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
 
-ALGORITHMS = {"dflash2": Dflash2(group=8, rank=6, candidates=4), "dspark": Dspark(rank=6)}
+ALGORITHMS = {
+    "dflash2": Dflash2(group=8, rank=6, candidates=4),
+    "dspark": Dspark(rank=6),
+    "lilicorr": Lilicorr(candidates=4, width=8, layers=1, heads=2, factors=6, taps=2, group=8),
+}
 
 
 def make_gate_inputs(
@@ -70,8 +75,10 @@ def make_gate_inputs(
     return {**inputs, "report": stage_of("eval", config, evaluate, Report, **inputs), "trained": trained}
 
 
-def with_algorithm(folder: Path, inputs: Mapping[str, Any], algorithm: Algorithm) -> dict[str, Any]:
-    """The gate's inputs with the export of an untrained draft of this algorithm."""
+def with_algorithm(
+    folder: Path, inputs: Mapping[str, Any], algorithm: Algorithm, engine: str | None = None
+) -> dict[str, Any]:
+    """The gate's inputs with the export of an untrained draft of this algorithm. engine: as in ExportDraft."""
     shape = attrs.evolve(from_serving(read_json(inputs["trained"].path / "config.json")), algorithm=algorithm)
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir(parents=True)
@@ -80,7 +87,7 @@ def with_algorithm(folder: Path, inputs: Mapping[str, Any], algorithm: Algorithm
     shutil.copy(inputs["trained"].path / "training.json", checkpoint)
     trained = attrs.evolve(inputs["trained"], path=checkpoint)
     stage = FakeStage(folder / "export", {"draft": trained, "target": inputs["target"]})
-    export_draft(ExportDraft(draft=Ref("a"), target=Ref("b")), stage)
+    export_draft(ExportDraft(draft=Ref("a"), target=Ref("b"), engine=engine), stage)
     return {**inputs, "trained": trained, "draft": attrs.evolve(inputs["draft"], path=stage.out_dir)}
 
 

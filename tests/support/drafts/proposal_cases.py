@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from batch_cases import draft_for_family
 
-from ops.lib.drafts.algorithms import part_of
+from ops.lib.drafts.algorithms import ReadsContext, part_of
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.block_context import BlockContext
 from ops.lib.drafts.decoding.sampling import GreedyChoice
 from ops.lib.target.model import Target
 
@@ -46,10 +47,18 @@ def assert_proposes_by_its_reference(draft: DraftModel, rows: int, dtype: torch.
     head_VM = torch.randn(config.vocab_size, config.hidden_size, generator=generator).to(dtype)
     anchors_B = torch.randint(0, config.vocab_size, (rows,), generator=generator)
     propose, scores = (part_of(config.algorithm, place) for place in ("model:propose", "reference:scores"))
+    last_BM = torch.randn(rows, config.hidden_size, generator=generator).to(dtype)
+
+    def around(row: slice) -> tuple[BlockContext, ...]:
+        reads = isinstance(config.algorithm, ReadsContext)
+        return (BlockContext(head_VM, last_BM[row], torch.ones(rows, dtype=torch.bool)[row]),) if reads else ()
+
     with torch.inference_mode():
-        tokens_BD = propose(draft, hidden_BDM, hidden_BDM @ head_VM.T, anchors_B, GreedyChoice()).tokens_BD
-        for anchor, hidden_DM, tokens in zip(anchors_B.tolist(), hidden_BDM, tokens_BD.tolist(), strict=True):
+        given = (draft, hidden_BDM, hidden_BDM @ head_VM.T, anchors_B, GreedyChoice())
+        tokens_BD = propose(*given, *around(slice(None))).tokens_BD
+        for row, (anchor, tokens) in enumerate(zip(anchors_B.tolist(), tokens_BD.tolist(), strict=True)):
+            given = (config, draft.state_dict(), hidden_BDM[row], head_VM)
             for place, token in enumerate(tokens):
-                scores_V = scores(config, draft.state_dict(), hidden_DM, head_VM, [anchor, *tokens[:place]])
+                scores_V = scores(*given, [anchor, *tokens[:place]], *around(slice(row, row + 1)))
                 room = PRECISION[dtype] * scores_V[scores_V.isfinite()].abs().max()
                 assert scores_V[token] >= scores_V.max() - room, f"token {place + 1} of {tokens}"

@@ -21,6 +21,7 @@ from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.dflash2.config import Dflash2Options
 from ops.lib.drafts.dspark.config import DsparkOptions
+from ops.lib.drafts.lilicorr.config import LilicorrOptions
 from ops.lib.target.feature_shards import FeatureReader
 
 PAD_MULTIPLE, STEPS = 8, 20
@@ -99,6 +100,16 @@ OPTIONS = (
         inputs="taught",
         layouts=(DATA_2, U2, G2, U22),
         changes={"algorithm": "dspark", "dspark": DsparkOptions(rank=8)},
+    ),
+    Problem(
+        name="LiLiCorr",
+        inputs="taught",
+        layouts=(DATA_2, U2, G2, U22),
+        changes={
+            "algorithm": "lilicorr",
+            "lilicorr": LilicorrOptions(candidates=4, width=8, heads=2, factors=4, conv=True),
+            "anchor_chunk": 4,
+        },
     ),
     Problem(name="D-PACE", inputs="ragged", layouts=(U22, G2), changes={"loss": "dpace"}),
     Problem(name="focal", inputs="ragged", layouts=(U2, G22), changes={"loss": "focal"}),

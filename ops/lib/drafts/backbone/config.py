@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from math import isfinite
@@ -394,6 +395,13 @@ def algorithm_of(data: Mapping[str, Any]) -> type[Algorithm]:
 def contract_part(data: Mapping[str, Any], name: str) -> Any:
     """The object `shapes`, `MISSING` or `WRONG` in the config.py of a config.json's algorithm."""
     return part_of(algorithm_of(data), f"config:{name}")
+
+
+def optional_part(data: Mapping[str, Any], name: str, default: Any) -> Any:
+    """An object in the config.py of a config.json's algorithm that not every algorithm has: `stored_name`,
+    `contract_name`, `form_of`, `COMPARED`.
+    """
+    return getattr(sys.modules[algorithm_of(data).__module__], name, default)
 
 
 def table_of(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:

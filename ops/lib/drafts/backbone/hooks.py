@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,8 @@ class Drawn(nn.Module, ABC):
     with a row for each token. undecayed: parameters without weight decay.
     """
 
-    hidden_matrices: ClassVar[tuple[str, ...]] = ()
-    undecayed: ClassVar[tuple[str, ...]] = ()
+    hidden_matrices: tuple[str, ...] = ()
+    undecayed: tuple[str, ...] = ()
 
     @abstractmethod
     def draw(self, generator: torch.Generator, std: float) -> None:

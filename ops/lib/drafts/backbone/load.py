@@ -16,7 +16,7 @@ from torch import Tensor
 from dsl.errors import DataError
 from ops.lib.data.files import read_object
 from ops.lib.drafts.algorithms import plain
-from ops.lib.drafts.backbone.config import DraftConfig, from_serving
+from ops.lib.drafts.backbone.config import DraftConfig, from_serving, optional_part
 from ops.lib.drafts.backbone.hooks import added_parameters
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.training.dtensors import load_whole
@@ -57,10 +57,14 @@ def import_record(directory: Path) -> Mapping[str, Any] | None:
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:
-    """The tensors of a draft. Raises DataError where the file is missing or damaged."""
+    """The tensors of a draft, by their names in the contract, whichever engine it was exported for.
+
+    Raises DataError where a file is missing or damaged.
+    """
     path = directory / WEIGHTS
     try:
-        return dict(load_file(path))
+        own_name = optional_part(read_config(directory), "contract_name", str)
+        return {own_name(name): tensor for name, tensor in load_file(path).items()}
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except SafetensorError as error:

@@ -264,10 +264,19 @@ class DraftModel(nn.Module):
         features_TF: the target's features, layers concatenated in the order of target_layer_ids. positions_T: absolute.
         While decoding, accepted tokens are appended along dimension -2.
         """
-        x_TM = self.hidden_norm(self.fc(features_TF))
+        return self.context(features_TF, positions_T)[1]
+
+    def context(self, features_TF: Tensor, positions_T: Tensor) -> tuple[Tensor, ContextKV]:
+        """The context feature of each token, [T, M], and what `context_kv` gives."""
+        x_TM = self.context_feature(features_TF)
         rope = self._rope(positions_T, x_TM.dtype)
         pairs = [layer.self_attn.keys_values(x_TM) for layer in self.layers]
-        return [(rotate(k_TGD, *rope).transpose(0, 1), v_TGD.transpose(0, 1)) for k_TGD, v_TGD in pairs]
+        return x_TM, [(rotate(k_TGD, *rope).transpose(0, 1), v_TGD.transpose(0, 1)) for k_TGD, v_TGD in pairs]
+
+    def context_feature(self, features_TF: Tensor) -> Tensor:
+        """The context feature of each token, [T, M], of which every layer makes its keys and values."""
+        feature_TM: Tensor = self.hidden_norm(self.fc(features_TF))
+        return feature_TM
 
     def forward_blocks(
         self,

@@ -40,9 +40,10 @@ from attrs import frozen
 from torch import Tensor
 
 from dsl.errors import DataError
-from ops.lib.drafts.algorithms import part_of
+from ops.lib.drafts.algorithms import ReadsContext, part_of
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.rope import rope_frequencies
+from ops.lib.drafts.block_context import BlockContext
 from ops.lib.drafts.losses.kinds import LossKind, Terms, needs_teacher
 from ops.lib.drafts.losses.slots import block_labels, block_tokens, block_weights, slot_weights
 from ops.lib.target.embedding_and_head import logits_of
@@ -135,13 +136,31 @@ def reference_step(
         weights_NK = dpace_weights(values_NK.detach(), valid_NK, dpace_alpha)
         denominator = float(valid_NK.any(1).sum())
     extra: BlockLosses = part_of(config.algorithm, "reference:block_losses")
-    added_NK, right_NK = extra(config, weights, hidden_NKM, labels_NK, valid_NK, head_VM.to(dtype), teacher_NKV, own)
+    reads = isinstance(config.algorithm, ReadsContext)
+    around = (_around(weights, config, embed_VM, samples),) if reads else ()
+    given = (config, weights, hidden_NKM, labels_NK, valid_NK, head_VM.to(dtype), teacher_NKV, own)
+    added_NK, right_NK = extra(*given, *around)
     values_NK = (1.0 if own is None else own.base) * values_NK + added_NK
     numerator = (weights_NK.to(precise) * values_NK)[valid_NK].sum(dtype=torch.float64)
 
     correct_NK = valid_NK & right_NK
     loss = numerator / denominator if denominator else numerator
     return Step(loss, numerator, denominator, correct_NK.sum(0), valid_NK.sum(0))
+
+
+def _around(
+    weights: Mapping[str, Tensor], config: DraftConfig, embed_VM: Tensor, samples: Sequence[Sample]
+) -> BlockContext:
+    """The surroundings of all blocks."""
+    last, is_there = [], []
+    for sample in samples:
+        features_SF = sample.features_SF.to(weights["fc.weight"].dtype)
+        context_SM = _norm(features_SF @ weights["fc.weight"].T, weights["hidden_norm.weight"], config.rms_norm_eps)
+        for anchor in sample.anchors_A.tolist():
+            last.append(context_SM[anchor - 1] if anchor else torch.zeros_like(context_SM[0]))
+            is_there.append(anchor > 0)
+    last_NM = torch.stack(last) if last else embed_VM.new_zeros(0, config.hidden_size)
+    return BlockContext(embed_VM, last_NM, torch.tensor(is_there, dtype=torch.bool))
 
 
 def reference_slot_losses(kind: LossKind, logits_NV: Tensor, labels_N: Tensor, teacher_NV: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ holds the same draft.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from ops.lib.drafts.backbone.config import (
     from_serving,
     full_name,
     lookup,
+    optional_part,
     table_of,
 )
 from ops.lib.drafts.backbone.contract import (
@@ -235,6 +236,7 @@ def _weight_mistakes(path: Path, config: Mapping[str, Any]) -> list[Finding]:
 
 PREFIX = "model."
 RANDOM = "silently leaves a missing tensor with arbitrary values, and accepts about 1 token a step"
+COMPARED = "refuses to start (ValueError): it compares the names of these tensors with those of its own"
 IGNORED = "silently ignores an unknown tensor"
 PREFIXED = "accepts the prefix; the reference implementation does not, and leaves all these tensors random"
 FC_WIDTH = "refuses to start (ValueError: fc.weight does not fit the number of target layers)"
@@ -261,8 +263,19 @@ def tensor_mistakes(config: Mapping[str, Any], stored: Stored) -> list[Finding]:
         return []
     prefixed = {name for name in stored if name.removeprefix(PREFIX) in expected and name.startswith(PREFIX)}
     known = {name.removeprefix(PREFIX) if name in prefixed else name: entry for name, entry in stored.items()}
-    mistakes = {name: _tensor_mistake(name, "is missing", RANDOM) for name in expected if name not in known}
-    mistakes |= {name: _tensor_mistake(name, "does not belong here", IGNORED) for name in known if name not in expected}
+    compared: tuple[str, ...] = optional_part(config, "COMPARED", ())
+    form_of: Callable[[str], str] = optional_part(config, "form_of", lambda _: "")
+
+    def unless_compared(name: str, effect: str) -> str:
+        return COMPARED if any(part in name for part in compared) else effect
+
+    mistakes = {
+        name: _tensor_mistake(name, "is missing", unless_compared(name, RANDOM)) for name in expected.keys() - known
+    }
+    for name in known.keys() - expected:
+        form = form_of(name)
+        wrong = "does not belong here" + (f": only {form} has this name" if form else "")
+        mistakes[name] = _tensor_mistake(name, wrong, unless_compared(name, IGNORED))
     dtype = DTYPES.get(config["dtype"]) if isinstance(config.get("dtype"), str) else None
     for name in expected.keys() & known.keys():
         shape, stored_dtype = known[name]

@@ -24,9 +24,10 @@ import torch
 from attrs import Factory, evolve, field, frozen
 from torch import Tensor
 
-from ops.lib.drafts.algorithms import part_of
+from ops.lib.drafts.algorithms import ReadsContext, part_of
 from ops.lib.drafts.attention.blocks import Attend
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.block_context import BlockContext
 from ops.lib.drafts.check_returns import check_outcome
 from ops.lib.drafts.layout import Layout
 from ops.lib.drafts.losses.loss import Loss, combine
@@ -94,7 +95,8 @@ class Chunk:
     """Some blocks of a micro-batch: at least two blocks, and at least two slots to compute.
 
     rows_W: those slots as n * K + k: the weighted ones, ascending, and others if there are fewer than two. weighted:
-    the number of weighted ones. Other fields are as in MicroBatch; in alike_W further slots equal no other slot.
+    the number of weighted ones. start, end: the blocks' numbers in the micro-batch. Other fields are as in MicroBatch;
+    in alike_W further slots equal no other slot.
     """
 
     seen: tuple[ContextRange, ...]
@@ -107,6 +109,8 @@ class Chunk:
     alike_W: Tensor | None
     rows_W: Tensor
     weighted: int
+    start: int
+    end: int
 
 
 @frozen(eq=False)
@@ -164,9 +168,17 @@ class Engine:
         return _joined([self._blocks(chunk, context, batch.features_tF.dtype) for chunk in self._chunks(batch)])
 
     def _context(self, batch: MicroBatch) -> list[Tensor]:
-        """The context's keys and values of all layers in one list, as this rank attends to them."""
-        pairs = self.model.context_kv(batch.features_tF, batch.positions_t)
-        return [tensor for pair in pairs for tensor in self.exchange.context(*pair)]
+        """The context's keys and values of all layers in one list, as this rank attends to them.
+
+        For an algorithm that reads the end of a block's context, that of this rank's blocks follows, [N, M].
+        """
+        feature_tM, pairs = self.model.context(batch.features_tF, batch.positions_t)
+        found = [tensor for pair in pairs for tensor in self.exchange.context(*pair)]
+        return [*found, self.exchange.last(feature_tM, batch.seen)] if self._reads_context else found
+
+    @property
+    def _reads_context(self) -> bool:
+        return isinstance(self.model.config.algorithm, ReadsContext)
 
     def _chunks(self, batch: MicroBatch) -> Iterator[Chunk]:
         batch.weighted.check(len(self.embed_VM))
@@ -177,6 +189,7 @@ class Engine:
 
     def _blocks(self, chunk: Chunk, context: Sequence[Tensor], dtype: torch.dtype) -> Slots:
         seen = self.exchange.seen(chunk.seen)
+        kv, last = (context[:-1], context[-1]) if self._reads_context else (context, None)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, k_GTD: Tensor, v_GTD: Tensor, window: int | None) -> Tensor:
             q, k, v = self.exchange.blocks(q, k, v)
@@ -187,7 +200,7 @@ class Engine:
             self.model.embedded(self.embed_VM.index_select(0, chunk.anchor_ids_N).to(dtype)),
             self.model.embedded(self.embed_VM[self.model.config.mask_token_id].to(dtype)),
             chunk.positions_N,
-            [(k.to(dtype), v.to(dtype)) for k, v in zip(context[::2], context[1::2], strict=True)],
+            [(k.to(dtype), v.to(dtype)) for k, v in zip(kv[::2], kv[1::2], strict=True)],
             attend,
             queries(self.model.config.layout(), rows_W, K),
             self.activation_checkpointing,
@@ -196,7 +209,8 @@ class Engine:
         if chunk.teacher_UM is not None and chunk.teacher_rows_NK is not None:
             teacher_WM = chunk.teacher_UM.index_select(0, chunk.teacher_rows_NK.flatten().index_select(0, rows_W))
         block_losses: BlockLosses = part_of(self.model.config.algorithm, "loss:block_losses")
-        asked = Asked(hidden_WM, rows_W, chunk.labels_NK, chunk.weights_NK, teacher_WM, chunk.alike_W)
+        around = None if last is None else self._around(chunk, last.to(dtype))
+        asked = Asked(hidden_WM, rows_W, chunk.labels_NK, chunk.weights_NK, teacher_WM, chunk.alike_W, around)
         outcome = block_losses(self.model, asked, self.head, self.loss)
         algorithm = self.model.config.algorithm
         check_outcome(algorithm, outcome, len(rows_W), algorithm.metrics(self.loss.needs_teacher))
@@ -209,6 +223,14 @@ class Engine:
         found = (rows_W % K, outcome.correct_W, losses_W, *outcome.found)
         slots_W, correct_W, losses_W, *others = (values_W[: chunk.weighted] for values_W in found)
         return Slots(loss, slots_W, correct_W, losses_W, tuple(others))
+
+    def _around(self, chunk: Chunk, last_NM: Tensor) -> BlockContext:
+        """The surroundings of a chunk's blocks. last_NM: the end of the context of all blocks of the micro-batch."""
+        last_NM = last_NM[chunk.start : chunk.end]
+        more = len(chunk.positions_N) - len(last_NM)
+        if more:
+            last_NM = torch.cat((last_NM, last_NM.new_zeros(more, last_NM.shape[1])))
+        return BlockContext(self.embed_VM, last_NM, chunk.positions_N > 0)
 
 
 def chunk_of(batch: MicroBatch, start: int, end: int) -> Chunk:
@@ -244,6 +266,8 @@ def chunk_of(batch: MicroBatch, start: int, end: int) -> Chunk:
         alike_W=alike_W,
         rows_W=rows_W,
         weighted=weighted,
+        start=start,
+        end=end,
     )
 
 

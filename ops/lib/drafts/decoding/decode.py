@@ -17,9 +17,9 @@ from transformers import DynamicCache
 
 from dsl.errors import DataError
 from ops.lib.data.token_shards import TokenSample
-from ops.lib.drafts.algorithms import part_of
-from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.algorithms import ReadsContext, part_of
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.block_context import BlockContext
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.target.cache import own_cache, roll_back, save, whole_cache
 from ops.lib.target.cache_trial import verification_of
@@ -27,7 +27,7 @@ from ops.lib.target.model import LayerInputs, Target
 from ops.lib.target.verify import Verification
 
 # The type of the function `scores` in an algorithm's reference.py.
-Scores = Callable[[DraftConfig, Mapping[str, Tensor], Tensor, Tensor, list[int]], Tensor]
+Scores = Callable[..., Tensor]
 
 
 @frozen
@@ -118,11 +118,15 @@ def decode_speculative(
 
 @define
 class DraftContext:
-    """The keys and values of every draft layer for all tokens before the anchor."""
+    """The keys and values of every draft layer for all tokens before the anchor.
+
+    last_1F: the target's features of the last of them.
+    """
 
     draft: DraftModel
     length: int = 0
     kv: list[tuple[Tensor, Tensor]] = field(factory=list)
+    last_1F: Tensor | None = None
 
     def append(self, features_SF: Tensor) -> None:
         """Append the target's features of the next tokens."""
@@ -137,6 +141,16 @@ class DraftContext:
         else:
             self.kv = new
         self.length += len(features_SF)
+        self.last_1F = features_SF[-1:]
+
+    def around(self, target: Target) -> tuple[BlockContext, ...]:
+        """The further arguments of `scores` for the next block: its surroundings, if the algorithm reads them."""
+        if not isinstance(self.draft.config.algorithm, ReadsContext):
+            return ()
+        assert self.last_1F is not None
+        last_1M = self.draft.context_feature(self.last_1F)
+        is_there_1 = torch.ones(1, dtype=torch.bool, device=last_1M.device)
+        return (BlockContext(target.embed_weight, last_1M, is_there_1),)
 
 
 def propose(
@@ -151,9 +165,10 @@ def propose(
     anchor_M, mask_M = draft.embedded(rows_2M)
     hidden_DM = draft.propose(anchor_M, mask_M, context.kv, use.block_size, use.block_offset)
     scores: Scores = part_of(draft.config.algorithm, "reference:scores")
+    given, around = (draft.config, draft.state_dict(), hidden_DM, target.head_weight), context.around(target)
     tokens, best = [anchor], []
     for _ in range(len(hidden_DM)):
-        best_score, token = scores(draft.config, draft.state_dict(), hidden_DM, target.head_weight, tokens).max(-1)
+        best_score, token = scores(*given, tokens, *around).max(-1)
         tokens.append(int(token))
         best.append(best_score)
     best_D = torch.stack(best)

@@ -13,8 +13,9 @@ from attrs import define, field
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ops.lib.drafts.algorithms import part_of
+from ops.lib.drafts.algorithms import ReadsContext, part_of
 from ops.lib.drafts.backbone.model import AttendBlocks, DraftModel
+from ops.lib.drafts.block_context import BlockContext
 from ops.lib.drafts.check_returns import check_proposal
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.proposal import Proposal
@@ -23,17 +24,22 @@ from ops.lib.drafts.layout import Layout
 from ops.lib.target.cache import Rows, with_room, write
 from ops.lib.target.model import Target
 
-Propose = Callable[[DraftModel, Tensor, Tensor, Tensor, Choice], Proposal]
+Propose = Callable[..., Proposal]
 
 
 @define(eq=False)
 class DraftRows:
-    """The keys and values of every draft layer, in the same columns as the target's cache."""
+    """The keys and values of every draft layer, in the same columns as the target's cache.
+
+    newest_BSF: the target's features of the columns that were added last, from column `newest` of each row on.
+    """
 
     draft: DraftModel
     use: DraftUse
     rows: Rows
     kv: list[tuple[Tensor, Tensor]] = field(factory=list)  # by layer, each [B, G, T, D]
+    newest_BSF: Tensor = field(init=False)
+    newest_B: Tensor = field(init=False)
 
     def fill(self, features_BSF: Tensor, room: int) -> None:
         """Fill the cache from a prefill, without its padding, with room for `room` further columns."""
@@ -41,6 +47,7 @@ class DraftRows:
         padding_BS = columns_BS < self.rows.start_B[:, None]
         new = self._project(features_BSF.masked_fill(padding_BS[..., None], 0.0), columns_BS)
         self.kv = [(with_room(k, room), with_room(v, room)) for k, v in new]
+        self.newest_BSF, self.newest_B = features_BSF[:, -1:], columns_BS[:, -1]
 
     def append(self, features_BKF: Tensor) -> None:
         """Add the features of the columns after each row's end; refused tokens are overwritten later."""
@@ -48,10 +55,12 @@ class DraftRows:
         for buffers, new in zip(self.kv, self._project(features_BKF, columns_BK), strict=True):
             for buffer, part in zip(buffers, new, strict=True):
                 write(buffer, part, columns_BK)
+        self.newest_BSF, self.newest_B = features_BKF, columns_BK[:, 0]
 
     def select(self, places: Tensor) -> None:
         """Drop all rows except these, which are kept in this order."""
         self.kv = [(k[places], v[places]) for k, v in self.kv]
+        self.newest_BSF, self.newest_B = self.newest_BSF[places], self.newest_B[places]
 
     def propose(self, target: Target, anchors_B: Tensor, choice: Choice, check: Callable[[Tensor], None]) -> Proposal:
         """The proposal of the draft's algorithm after each anchor.
@@ -63,9 +72,18 @@ class DraftRows:
         product_BDV = hidden_BDM.to(target.head_weight.dtype) @ target.head_weight.T
         logits_BDV = self.draft.logits(product_BDV)
         check(logits_BDV)
-        proposal = propose(self.draft, hidden_BDM, logits_BDV, anchors_B, choice)
+        proposal = propose(self.draft, hidden_BDM, logits_BDV, anchors_B, choice, *self._around(target))
         check_proposal(self.draft.config.algorithm, proposal, *hidden_BDM.shape[:2])
         return proposal
+
+    def _around(self, target: Target) -> tuple[BlockContext, ...]:
+        """The further arguments of `propose`: the blocks' surroundings, if the algorithm reads them."""
+        if not isinstance(self.draft.config.algorithm, ReadsContext):
+            return ()
+        row_B = torch.arange(len(self.newest_B), device=self.newest_B.device)
+        last_BF = self.newest_BSF[row_B, self.rows.end_B - 1 - self.newest_B].to(self.draft.fc.weight.dtype)
+        is_there_B = torch.ones_like(row_B, dtype=torch.bool)
+        return (BlockContext(target.embed_weight, self.draft.context_feature(last_BF), is_there_B),)
 
     def hidden(self, target: Target, anchors_B: Tensor) -> Tensor:
         """The draft's states that predict the tokens after each anchor, [B, D, M]."""

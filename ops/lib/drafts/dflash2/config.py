@@ -134,7 +134,13 @@ def shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "candidate_selector.successor_codebook": (vocabulary, rank),
         "candidate_selector.hidden_projection.weight": (rank, hidden),
     }
-    for index in range(config["num_hidden_layers"]):
+    return shapes | convolution_shapes(config["num_hidden_layers"], taps, group, hidden)
+
+
+def convolution_shapes(layers: int, taps: int, group: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of the convolutions around the sublayers, by name. hidden: the backbone's hidden size."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index in range(layers):
         for conv in ("attention_conv", "mlp_conv"):
             shapes[f"layers.{index}.{conv}.base_kernel"] = (2, taps, hidden)
             shapes[f"layers.{index}.{conv}.kernel_projection.weight"] = (2 * taps * hidden // group, hidden)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from attrs import field, frozen
 from torch import Tensor
 
+from ops.lib.drafts.block_context import BlockContext
+
 
 @frozen(eq=False)
 class Asked:
@@ -16,7 +18,7 @@ class Asked:
     hidden_WM: the draft's states, each of which predicts one token. rows_W, int64: n * K + k for the token k after the
     anchor of block n; k = 0 has no weight. tokens_NK: the true tokens. weights_NK, float32: their weights. teacher_WM:
     the target's final states for the same tokens, if the loss needs them. alike_W, int64 on the CPU: slots with equal
-    numbers have equal teacher states.
+    numbers have equal teacher states. context: of the N blocks, for an algorithm that reads it.
     """
 
     hidden_WM: Tensor
@@ -25,6 +27,7 @@ class Asked:
     weights_NK: Tensor
     teacher_WM: Tensor | None = None
     alike_W: Tensor | None = None
+    context: BlockContext | None = None
 
     @property
     def labels_W(self) -> Tensor:

@@ -17,12 +17,15 @@ from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dflash2.model import propose as walk
 from ops.lib.drafts.dflash2.reference import scores
 from ops.lib.drafts.dspark.config import Dspark
+from ops.lib.drafts.lilicorr.config import Lilicorr
 
 NEW = 12
 ALGORITHMS = {
     "dflash2": Dflash2(taps=2, group=8, rank=6, candidates=8),
     "dspark": Dspark(rank=6),
     "dspark, masks first": Dspark(rank=6, sample_from_anchor=False),
+    "lilicorr": Lilicorr(candidates=4, width=8, heads=2, factors=6),
+    "lilicorr with convolutions": Lilicorr(candidates=8, width=16, heads=2, layers=1, factors=6, taps=2, group=8),
 }
 
 

@@ -19,6 +19,7 @@ from ops.lib.drafts.dflash.config import Dflash
 from ops.lib.drafts.dflash2.config import Dflash2, Dflash2Options
 from ops.lib.drafts.dflash2.model import _Convolved, convolved
 from ops.lib.drafts.dspark.config import Dspark, DsparkOptions
+from ops.lib.drafts.lilicorr.config import Lilicorr, LilicorrOptions
 from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.sglang.serve_command import DraftOption, Served, launch_command
@@ -36,6 +37,18 @@ CASES = {
         Dspark(rank=4, confidence_head=False),
         DsparkOptions(base=1, l1=0, confidence_head=False),
     ),
+    "lilicorr": (
+        Lilicorr(candidates=4, width=6, layers=2, heads=2, factors=5, logit_scale=3.0),
+        LilicorrOptions(base=0.7, cross_entropy=0.6, hinge=0.4, margin=1.0, regret=0.3),
+    ),
+    "lilicorr with convolutions": (
+        Lilicorr(candidates=8, width=8, layers=1, heads=1, factors=3, mlp_ratio=1.5, taps=2, group=4),
+        LilicorrOptions(),
+    ),
+    "lilicorr without a teacher": (
+        Lilicorr(candidates=1, width=4, layers=1, heads=2, factors=4),
+        LilicorrOptions(hinge=0.5, regret=0),
+    ),
 }
 
 
@@ -49,6 +62,13 @@ def chosen(request):
 def test_random_steps_equal_the_reference(chosen, seed):
     algorithm, own = chosen
     assert_equal_steps(random_case(seed, algorithm=algorithm), Loss(kind=KINDS[seed], own=own))
+
+
+@pytest.mark.parametrize("name", ["lilicorr", "lilicorr with convolutions"])
+def test_the_lattices_gradients_equal_those_of_the_slow_loop_to_twelve_digits(name):
+    algorithm, own = CASES[name]
+    case = random_case(3, samples=2, block_size=4, num_hidden_layers=1, algorithm=algorithm)
+    assert_equal_steps(case, Loss(own=own), rtol=1e-12)
 
 
 @pytest.mark.parametrize("block_size", [2, 3, 16])
@@ -199,7 +219,7 @@ def test_no_start_is_dead():
         assert set(weights) - moved == set(), name
 
 
-@pytest.mark.parametrize("name", ["dflash2", "dspark", "dspark, masks first"])
+@pytest.mark.parametrize("name", ["dflash2", "dspark", "dspark, masks first", "lilicorr"])
 def test_the_command_of_a_server_names_the_algorithm_and_counts_verified_tokens(name):
     config = random_case(1, algorithm=CASES[name][0], block_size=6).config
     draft = DraftOption(path=".", block_size=config.block_size, algorithm=config.algorithm.engine)

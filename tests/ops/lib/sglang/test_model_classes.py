@@ -22,7 +22,7 @@ from ops.check_export.run import engine_sentence, serves_target
 from ops.export_draft.card import with_served_tag
 from ops.lib.forecasts import TargetStated
 from ops.lib.sglang import model_classes
-from ops.lib.sglang.model_classes import served_class
+from ops.lib.sglang.model_classes import not_run, served_class
 from ops.tools.init.target import read_target
 from ops.tools.init.text import about_serving
 
@@ -31,6 +31,10 @@ SOURCES = {
 class LlamaForCausalLM(nn.Module):
     def set_dflash_layers_to_capture(self, layer_ids):
         self.model.layers_to_capture = [k + 1 for k in layer_ids]
+    def load_weights(self, weights):
+        for name, weight in weights:
+            if name.endswith(".weight_scale_inv"):
+                name = name.replace(".weight_scale_inv", ".weight_scale")
 class Phi3ForCausalLM(LlamaForCausalLM):
     pass
 EntryClass = [
@@ -64,6 +68,10 @@ EntryClass = Qwen3VLForConditionalGeneration
     "qwen3_5": """
 from sglang.srt.models.qwen3_vl import Qwen3VLForConditionalGeneration
 class Keeping(nn.Module):
+    def load_weights(self, weights):
+        for name, weight in weights:
+            if name.endswith(".weight_scale_inv") and self.quant_config.weight_block_size is None:
+                name = name.replace(".weight_scale_inv", ".weight_scale")
     def set_dflash_layers_to_capture(self, layers): ...
 class Qwen3_5ForConditionalGeneration(Qwen3VLForConditionalGeneration):
     def __init__(self, config, quant_config=None, language_model_cls=Keeping):
@@ -143,6 +151,38 @@ def test_a_plan_says_how_a_target_is_captured_and_refuses_one_that_is_not():
         match=r'the target \(llama\) has a vision tower, of which only .* run in SGLang: use backend = "huggingface"',
     ):
         check_config(LLAMA | {"vision_config": {"depth": 2}}, OPTIONS)
+
+
+BLOCKS = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+ONE_SCALE = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
+
+
+@pytest.mark.usefixtures("sglang")
+@pytest.mark.parametrize(
+    ("architecture", "loses"),
+    [
+        ("LlamaForCausalLM", True),
+        ("Phi3ForCausalLM", True),
+        ("MistralForCausalLM", True),
+        ("Qwen2ForCausalLM", False),
+        ("Qwen3_5ForConditionalGeneration", False),
+    ],
+)
+def test_fp8_blocks_are_refused_for_a_class_that_loses_their_scales_with_what_remains(architecture, loses):
+    config = LLAMA | {"architectures": [architecture]}
+    assert not_run(config) is None
+    assert not_run(config | ONE_SCALE) is None
+    options = evolve(OPTIONS, dtype="bfloat16")
+    if not loses:
+        check_config(config | BLOCKS, options)
+        return
+    with pytest.raises(
+        DataError,
+        match=r"^the target's model_type is llama, with scales of FP8 blocks \(weight_scale_inv\), which SGLang 0.5.23 "
+        rf"does not load in its {architecture}, so its states are no numbers; it runs the checkpoint that this one was "
+        r'made from: use backend = "huggingface"$',
+    ):
+        check_config(config | BLOCKS, options)
 
 
 @pytest.mark.usefixtures("sglang")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,11 @@ from ops.lib.data.files import read_json, write_json
 from ops.lib.forecasts import TargetStated
 from ops.lib.target import probe as probes
 from ops.lib.target.cache import Rows
-from ops.lib.target.cache_trial import ordinary_tokens, sample_of
+from ops.lib.target.cache_trial import ordinary_tokens, sample_of, verification_of
 from ops.lib.target.embedding_and_head import frozen_ends
 from ops.lib.target.head_settings import HeadSettings, embedding_scale
 from ops.lib.target.model import Target, describe_target, write_target_json
+from ops.lib.target.no_memory import lacks_memory
 from ops.lib.target.probe import Speculated, probe_config, probe_target, probe_weights, speculated_answers
 from ops.lib.target.probed import (
     BLOCKS,
@@ -52,6 +55,7 @@ from ops.lib.target.probed import (
 )
 from ops.lib.target.sizes import context_length, rope_limit
 from ops.lib.target.small_copy import has_range, small_config, small_copy, with_floats
+from ops.lib.target.verify import Verification
 from ops.lib.vision.family_config import QWEN, with_defaults
 from ops.load_target.op import LoadTarget
 from ops.load_target.plan import estimate, missing_here
@@ -595,3 +599,78 @@ def test_a_probe_says_in_a_line_what_is_possible() -> None:
     assert "it can be a target, one text at a time" == verdict(wrong[PADDING])
     limited = Check(LENGTHS, False, 0.5, limit=256)
     assert "possible, for texts of up to 256 tokens: capture, training, export" in verdict(limited, wrong[BLOCKS])
+
+
+class TinyMemory:
+    """Hooks of layers that ask for more memory than there is, from the given pass on."""
+
+    def __init__(self, ask: Callable[[], Any], passes: int = 0) -> None:
+        self.ask, self.passes = ask, passes
+
+    def __call__(self, *_: Any) -> None:
+        self.passes -= 1
+        if self.passes < 0:
+            self.ask()
+
+
+def out_of_gpu_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+ASKS = [lambda: torch.empty(2**60), lambda: bytearray(2**62), out_of_gpu_memory]
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError, RuntimeError)
+
+
+@pytest.mark.parametrize("ask", ASKS, ids=["cpu", "python", "gpu"])
+@pytest.mark.parametrize("passes", [0, 3, 7, 20])
+def test_a_lack_of_memory_in_any_check_is_raised_and_no_verdict(ask: Callable[[], Any], passes: int) -> None:
+    target = small_copy(config_of("llama"))
+    target.decoder_layers[1].register_forward_pre_hook(TinyMemory(ask, passes))
+    with pytest.raises(OUT_OF_MEMORY) as raised:
+        probe_target(target)
+    assert lacks_memory(raised.value)
+
+
+@pytest.mark.parametrize("passes", [0, 21], ids=["token by token", "in blocks"])
+def test_a_lack_of_memory_while_a_cache_is_tried_makes_no_slower_way_the_right_one(passes: int) -> None:
+    target = small_copy(config_of("gemma3_text"))
+    hook = target.decoder_layers[1].register_forward_pre_hook(TinyMemory(ASKS[0], passes))
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        verification_of(target)
+    hook.remove()
+    assert Verification.BATCH == verification_of(target)
+
+
+def test_a_lack_of_memory_for_a_copy_says_what_to_do_and_is_no_reason_against_the_target(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of("opt") | {"max_position_embeddings": 2**40}
+    said = "out of memory while measuring a small random copy of the target, which is no verdict on the target: free"
+    with pytest.raises(MemoryError, match=said):
+        probe_config(config)
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(config)))
+    probes.main()
+    assert json.loads(capsys.readouterr().out)["error"].startswith(said)
+
+
+def test_a_probe_that_is_killed_names_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    monkeypatch.setattr("ops.lib.target.probed.module_command", lambda _name: killed)
+    with pytest.raises(DataError, match="ended by signal 9; perhaps this machine ran out of memory: free some"):
+        probe_of_copy(config_of("llama"))
+
+
+def test_a_lack_of_memory_for_the_weights_fails_load_target_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(directory: Path, info: Any) -> Target:
+        target = from_directory(directory, info)
+        target.decoder_layers[0].register_forward_pre_hook(TinyMemory(ASKS[0]))
+        return target
+
+    from_directory = Target.from_directory
+    monkeypatch.setattr(Target, "from_directory", loaded)
+    with pytest.raises(MemoryError, match=r"measuring the weights of the target, .*: free .*launch\.memory"):
+        load_target(
+            LoadTarget(checkpoint=str(any_checkpoint("llama", tmp_path / "llama"))), FakeStage(tmp_path / "s", {})
+        )
