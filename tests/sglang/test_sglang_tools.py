@@ -21,6 +21,7 @@ from ops.lib.sglang.version import installed_version
 from ops.regenerate_answers.client import ChatClient, wire_messages
 from ops.regenerate_answers.conversations import Prompts
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.sampling import Sampling
 
 TEMPLATES = {"extends": EXTENDS, "rewrites history": STRIPS}
 
@@ -57,11 +58,21 @@ def read_ids(served, conversations, tools):
     """The ids that the server reads for each conversation."""
 
     async def ask():
-        async with ChatClient.of(served.config, print) as client:
+        async with ChatClient.of(served.config, Sampling(), print) as client:
             return [
                 (await client.complete(wire_messages(served.prompts.shown(messages), []), None, tools)).prompt_ids
                 for messages in conversations
             ]
+
+    return asyncio.run(ask())
+
+
+def read_from_ids(served, prompts):
+    """The ids that the server reads where it gets these."""
+
+    async def ask():
+        async with ChatClient.of(served.config, Sampling(), print) as client:
+            return [(await client.complete([], None, (), ids)).prompt_ids for ids in prompts]
 
     return asyncio.run(ask())
 
@@ -81,3 +92,5 @@ def test_sglang_reads_the_prompts_that_dflow_renders_with_tools_in_its_form_and_
         prompts = Prompts.load(evolve(served.config, tools_as=form), served.target, Path())
         is_engines = json.dumps(tools_in_form(form, tools)) == json.dumps(tools_in_form(engine, tools))
         assert is_engines == (theirs == [prompts.ids(row)[0] for row in rows])
+    rendered = [served.prompts.ids(row)[0] for row in rows]  # of tools as they were given
+    assert rendered == read_from_ids(served, rendered)

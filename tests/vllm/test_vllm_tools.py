@@ -10,6 +10,7 @@ from agent_rows import SAMPLES, TOOL_LISTS, TOOLS
 from agent_templates import EXTENDS, STRIPS
 from chat_requests import renderer
 from family_checkpoints import make_checkpoint
+from regenerate_cases import config
 from result_images import SEEN, SHOWING, images_of
 from transformers import AutoTokenizer
 
@@ -17,8 +18,9 @@ from ops.lib.data.image_packs import PackWriter
 from ops.lib.data.tool_forms import FORMS, GIVEN, tools_in_form
 from ops.lib.vision.processor import load_processor
 from ops.lib.vllm.version import VLLM_VERSION
-from ops.regenerate_answers.client import wire_messages
+from ops.regenerate_answers.client import parameters, prompt_by_ids, read_reply, wire_messages
 from ops.regenerate_answers.conversations import Prompts
+from ops.regenerate_answers.sampling import Sampling
 from ops.tokenize_chat.encode import ChatEncoder
 
 ENGINE = f"vllm-{VLLM_VERSION}"
@@ -84,3 +86,26 @@ def test_vllm_makes_the_prompts_that_dflow_renders_behind_images_of_results(tmp_
             assert sample.input_ids.tolist() == list(prompt["prompt_token_ids"])
             items = prompt["mm_kwargs"]["image"] if images else []
             assert sample.image_grid_thw.tolist() == [item["image_grid_thw"].data.tolist() for item in items]
+
+
+def test_vllms_completions_take_prompts_of_ids_and_sampling_and_tell_the_ids_of_the_answer():
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
+    from vllm.entrypoints.openai.completion.protocol import CompletionResponseChoice as Choice
+    from vllm.entrypoints.serve.engine.protocol import UsageInfo
+
+    asked = config(backend="endpoint", endpoint="http://h/v1", model="m", prompts="ids", sampling="checkpoint")
+    path, prompt = prompt_by_ids([7, 8, 9], "vllm")
+    body = {**parameters(asked, Sampling(0.6, 0.95, 20, 0.1), "vllm"), **prompt, "seed": 5}
+    request = CompletionRequest(**body)
+    assert {} == (request.model_extra or {})
+    sampled = request.to_sampling_params(40, {"repetition_penalty": 1.3, "top_k": 3})
+    assert (0.6, 0.95, 20, 0.1, 1.0, 5) == (
+        sampled.temperature, sampled.top_p, sampled.top_k, sampled.min_p, sampled.repetition_penalty, sampled.seed
+    )  # fmt: skip
+    assert ("completions", [7, 8, 9], True, False) == (
+        path, request.prompt, request.return_token_ids, request.skip_special_tokens
+    )  # fmt: skip
+    choice = Choice(index=0, text="Yes.", finish_reason="stop", token_ids=[4, 2], prompt_token_ids=[7, 8, 9])
+    usage = UsageInfo(prompt_tokens=3, completion_tokens=2, total_tokens=5)
+    reply = read_reply(CompletionResponse(model="m", choices=[choice], usage=usage).model_dump())
+    assert ("Yes.", "stop", [4, 2], [7, 8, 9]) == (reply.text, reply.finish_reason, reply.token_ids, reply.prompt_ids)

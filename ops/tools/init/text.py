@@ -240,6 +240,7 @@ def _regenerate(found: Survey, target: Target | None, advice: Advice, dtype: str
         'splits = ["train", "val", "test"]',
         _line("max_prompt_tokens", advice.max_prompt_tokens),
         _line("max_new_tokens", advice.max_new_tokens),
+        _noted("drop_repetitions = true", "answers that end in a loop"),
     ]
     lines += [*_thinking(found, target), *_tools(found)]
     return [*lines, *_reasoned_dtype(advice), *_pixels(advice, target, sees)]
