@@ -65,6 +65,7 @@ REMEDIES = {
     RETOKENISED: "set drop_retokenised = false, which trains on tokens that the target did not generate",
     SPECIAL_IN_ANSWER: UNTRAINED,
 }
+ENDLESS = {FINISHED.format("length"), TOO_LONG, REPETITION}
 
 
 def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
@@ -321,5 +322,8 @@ def regenerated_row(conversation: Conversation, vocabulary: str) -> dict[str, An
 
 def remedies(reasons: Iterable[str]) -> str:
     """Advice on how to keep samples that were dropped for these reasons."""
-    known = [REMEDIES[reason] for reason in reasons if reason in REMEDIES]
-    return "; ".join([*known, "an untrained target does not end its answers"])
+    named = {*reasons}
+    known = [remedy for reason, remedy in REMEDIES.items() if reason in named]
+    if named & ENDLESS:
+        known.append("an untrained target does not end its answers")
+    return "; ".join(known) or "change the data or the chat template, as the reasons say"

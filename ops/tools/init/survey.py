@@ -108,8 +108,8 @@ class Survey:
 
     @property
     def is_traffic(self) -> bool:
-        """Whether most samples are requests to a server, which have a conversation's earlier answers again."""
-        return 2 * self.requests > self.samples
+        """Whether all samples are requests to a server, which have a conversation's earlier answers again."""
+        return 0 < self.samples == self.requests
 
     @property
     def usable(self) -> int:

@@ -223,7 +223,7 @@ def test_an_existing_file_is_reported_before_the_target_is_measured(
 ) -> None:
     asked: list[str] = []
 
-    def measured(target: Target, _show: Callable[[str], None]) -> Measured:
+    def measured(target: Target, *_show: Callable[[str], None]) -> Measured:
         asked.append(target.checkpoint)
         return Measured([])
 
