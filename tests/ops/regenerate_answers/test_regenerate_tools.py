@@ -269,7 +269,8 @@ def test_a_target_here_calls_as_the_data_and_hears_its_results_and_all_is_learnt
 def test_answers_are_asked_learnt_and_evaluated_behind_tools_in_the_form_of_one_engine(caller, tmp_path):
     options = {**OPTIONS, "tools_as": ENGINE, "finish_reasons": ("stop", "length"), "max_new_tokens": 8}
     stage = run(tmp_path / "run", samples_of(tmp_path / "in", [ASK, SUNNY]), caller, **options)
-    assert {"enable_thinking": None, "tools_as": ENGINE} == read_json(stage.out_dir / "answered.json")
+    asked = {"enable_thinking": None, "history_reasoning": "kept", "tools_as": ENGINE}
+    assert asked == read_json(stage.out_dir / "answered.json")
     [row] = read_jsonl(stage.out_dir / "samples.jsonl")
     tokens = FakeStage(tmp_path / "tokens", {"samples": stage.artifact(ImageSamples), "target": caller})
     more = {"contexts": "served", "min_loss_tokens": 1, "preview_samples": 0}
