@@ -263,7 +263,7 @@ def _probe_target(options: argparse.Namespace) -> int:
         print_lines(f"{options.target}: {kind}, measured on {probe.on}")
         for name, result, what in probe.rows():
             print_lines(f"{name:12} {result:6} {what}")
-        print_lines(f"{'so':19} {probe.verdict}{', once it is whole' if mistakes else ''}")
+        print_lines(f"{'so':19} {probe.verdict}")
         for mistake in mistakes:
             print_lines(f"note: a run would refuse it: {mistake}")
     return OK if probe.is_usable else FAILED
