@@ -20,6 +20,7 @@ from ops.tools.init.target import most_image_tokens
 KINDS = ("llama", "gemma3_text", "gpt_oss", "glm4")
 SMALL = SMALL_RUN | {
     "regenerate.max_new_tokens": "16",
+    "regenerate.drop_repetitions": "false",  # a random target repeats itself
     "eval.max_new_tokens": "8",
     "mlflow.tracking": "false",
 }
