@@ -77,7 +77,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
     packs = PackWriter(stage.out_dir)
     contents = Contents()
     done = grouped = thinking = calling = 0
-    ignored: Counter[str] = Counter()
+    noted: Counter[str] = Counter()
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
         for done, (share, sample) in enumerate(read_source(config), start=1):
             if done % 100 == 0:
@@ -104,7 +104,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
             grouped += sample.topic is not None
             thinking += any(turn.reasoning_content for turn in sample.turns)
             calling += any(turn.tool_calls for turn in sample.turns)
-            ignored.update(sample.ignored)
+            noted.update(sample.noted)
     stage.progress(done, done)
     tally.finish(config.max_dropped)
     if config.group != GROUP and not grouped:
@@ -125,7 +125,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
         stage.info(f"{thinking} samples carry reasoning_content, which only some chat templates show")
     if calling:
         stage.info(f"{calling} samples call tools")
-    for what, count in ignored.items():
+    for what, count in noted.items():
         stage.info(f"{count} samples have {what}")
 
 
@@ -195,6 +195,7 @@ def sample_row(sample: RawSample, split: str, packs: PackWriter) -> dict[str, An
         **({} if sample.label is None else {"label": sample.label}),
         **({} if sample.topic is None else {"topic": sample.topic}),
         **({"tools": list(sample.tools)} if sample.tools else {}),
+        **({"documents": list(sample.documents)} if sample.documents else {}),
     }
 
 
@@ -203,10 +204,12 @@ HELD_OUT = tuple(split for split in SPLITS if split != TRAINED)
 
 
 def content_of(row: dict[str, Any]) -> bytes:
-    """A hash of 16 bytes over the turns, images and tools of a line of samples.jsonl, and nothing else."""
+    """A hash of 16 bytes over the turns, images, tools and documents of a line of samples.jsonl, and nothing else."""
     images = [image["sha256"] for image in row["images"]]
     tools = [row["tools"]] if "tools" in row else []
-    return hashlib.blake2b(json_line([row["conversations"], images, *tools]).encode(), digest_size=16).digest()
+    documents = [{"documents": row["documents"]}] if "documents" in row else []
+    content = json_line([row["conversations"], images, *tools, *documents])
+    return hashlib.blake2b(content.encode(), digest_size=16).digest()
 
 
 class Contents:
