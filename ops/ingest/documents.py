@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ops.ingest.row_values import INVALID_TEXT, is_none, json_fault, parsed
+from ops.ingest.row_values import INVALID, INVALID_TEXT, is_none, json_fault, parsed
 from ops.lib.data.sample_account import Unusable
 
 Document = dict[str, Any]
@@ -49,5 +49,5 @@ def normal_documents(row: dict[str, Any]) -> tuple[Document, ...] | None:
     if not all(isinstance(each, dict) for each in documents):
         return None
     if fault := json_fault(documents):
-        raise Unusable("invalid text", KEY) if fault == INVALID_TEXT else Unusable(NO_JSON, fault)
+        raise Unusable(INVALID, KEY) if fault == INVALID_TEXT else Unusable(NO_JSON, fault)
     return tuple(documents)

@@ -65,6 +65,7 @@ from ops.ingest.op import CallIds, ToolSyntax
 from ops.ingest.row_values import (
     CALL_ROLES,
     IMAGE_KINDS,
+    INVALID,
     INVALID_TEXT,
     REASONING,
     RESULT_PART,
@@ -334,6 +335,8 @@ def _as_list(value: Any) -> list[Any]:
 
 
 DIFFER, IN_ANSWER, NO_ANSWER = "placeholders and images differ", "image in an answer", "no answer"
+NO_TURNS_AT_ALL, EMPTY_TEXT = "no turns", "empty text"
+ANSWER_FIRST, UNKNOWN_PART = "starts with the assistant", "unknown content part"
 WITHOUT_TOOLS = "tool calls without tools"
 PYTHON_CALLS, CHANNELS = "python calls in a text", "channels of gpt-oss in a text"
 CALLS_IN_TEXT = "calls in a text"
@@ -477,7 +480,7 @@ def _label(row: dict[str, Any]) -> str | None:
     if not isinstance(label, str) or not label.strip():
         return None
     if not is_valid_text(label):
-        raise Unusable("invalid text", 'key "label"')
+        raise Unusable(INVALID, 'key "label"')
     return label
 
 
@@ -577,7 +580,7 @@ def _of_part(part: dict[str, Any], role: str) -> list[str | Placed]:
             raise Unusable(reason, f'content part "{kind}"')
     if "tool" in kind:
         raise Unusable(NO_FUNCTION, quoted(kind))
-    raise Unusable("unknown content part", f'"{kind}"')
+    raise Unusable(UNKNOWN_PART, f'"{kind}"')
 
 
 def _joined(items: Iterable[str | Placed]) -> list[str | Placed]:
@@ -615,10 +618,10 @@ def _check(turns: list[_Turn], require_answers: bool) -> None:
     wordless = (number for number, turn in enumerate(turns, start=1) if not (turn.items or turn.said.may_be_empty))
     empty = next(wordless, None)
     checks = (
-        (not turns, "no turns", ""),
-        (empty is not None, "empty text", f"turn {empty}"),
-        (not all(is_valid_text(text) for text in texts), "invalid text", ""),
-        (spoken[:1] == ["assistant"], "starts with the assistant", ""),
+        (not turns, NO_TURNS_AT_ALL, ""),
+        (empty is not None, EMPTY_TEXT, f"turn {empty}"),
+        (not all(is_valid_text(text) for text in texts), INVALID, ""),
+        (spoken[:1] == ["assistant"], ANSWER_FIRST, ""),
         (not answers and (require_answers or spoken[-1:] != ["user"]), NO_ANSWER, ""),
         (any(isinstance(item, Placed) for items in answers for item in items), IN_ANSWER, ""),
     )

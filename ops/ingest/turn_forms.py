@@ -39,6 +39,7 @@ from ops.ingest.op import CallIds
 from ops.ingest.row_values import (
     CALL_PART,
     CALL_ROLES,
+    INVALID,
     INVALID_TEXT,
     REASONING,
     RESULT_PART,
@@ -63,6 +64,7 @@ ARGUMENTS_NOT_JSON = "the arguments of a tool call are not JSON"
 ARGUMENTS_NO_OBJECT = "the arguments of a tool call are not an object"
 ARGUMENTS_ELSEWHERE = "a tool call without arguments"
 NAMELESS = "a tool call has no name"
+UNKNOWN_ROLE = "unknown role"
 OUTSIDE_ANSWER = "a tool call outside an answer"
 SAME_ID = "two tool calls of a turn have the same id"
 NO_CALL, NOT_OPEN = "a tool result without a call", "a tool result for no open call"
@@ -315,7 +317,7 @@ def _result_text(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     if fault := json_fault(value):
-        raise Unusable("invalid text") if fault == INVALID_TEXT else Unusable(RESULT_NOT_JSON, fault)
+        raise Unusable(INVALID) if fault == INVALID_TEXT else Unusable(RESULT_NOT_JSON, fault)
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -394,7 +396,7 @@ def _tagged(text: str) -> tuple[str, list[str]]:
 def _plain(turn: TurnObject) -> Iterable[Said]:
     name = turn_role(turn)
     if name not in ROLE_NAMES:
-        raise Unusable("unknown role", f'"{name}"')
+        raise Unusable(UNKNOWN_ROLE, f'"{name}"')
     return [Said(ROLE_NAMES[name], _parts(turn), _reasoning(turn))]
 
 
@@ -467,11 +469,7 @@ def _arguments(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Unusable(ARGUMENTS_NO_OBJECT, f"{name}: {_shown(value)}")
     if fault := json_fault([value, name]):
-        raise (
-            Unusable("invalid text", name)
-            if fault == INVALID_TEXT
-            else Unusable(ARGUMENTS_NOT_JSON, f"{name}: {fault}")
-        )
+        raise (Unusable(INVALID, name) if fault == INVALID_TEXT else Unusable(ARGUMENTS_NOT_JSON, f"{name}: {fault}"))
     return value
 
 
