@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ops.ingest import documents, image_folder, image_values, rows, tools, traffic, turn_forms
+from ops.ingest import documents, image_folder, image_values, row_values, rows, tools, traffic, turn_forms
 
 ANSWERED_LATER = "set require_answers = false, and let regenerate_answers answer"
 NOT_READ = "remove them, or what they hold besides texts and images"
@@ -13,7 +13,7 @@ ARGUMENTS = 'write "arguments" as an object, or as its JSON'
 EXPORTED_AGAIN = "export the conversation again, or remove it"
 VALID = "write the texts as valid UTF-8"
 REMEDIES = {
-    **dict.fromkeys((rows.VIDEO, rows.AUDIO), NOT_READ),
+    **dict.fromkeys((image_values.VIDEO, image_values.AUDIO), NOT_READ),
     **dict.fromkeys((traffic.CUT, traffic.FAILED, traffic.FILTERED, traffic.REFUSED, traffic.STREAMED), ANSWERED_LATER),
     **dict.fromkeys(
         (traffic.WITH_TOOLS, traffic.WITH_IMAGES, traffic.NOT_KNOWN, traffic.SEVERAL, traffic.NO_MESSAGES),
@@ -29,7 +29,7 @@ REMEDIES = {
     rows.NO_TURNS_AT_ALL: "remove the row, or give it turns",
     rows.EMPTY_TEXT: "remove the turn, or give it a text",
     rows.ANSWER_FIRST: "give the user's turn before it, or remove the answer",
-    rows.INVALID: VALID,
+    row_values.INVALID: VALID,
     rows.DIFFER: "write an <image> for each image of the row, or none",
     rows.IN_ANSWER: "remove the image, which no target generates",
     rows.UNKNOWN_PART: 'write parts as {"type": "text", "text"} or {"type": "image", "image"}',
