@@ -303,9 +303,10 @@ def _results(turn: TurnObject) -> Iterable[Said]:
 
 def _is_rendered_result(turn: TurnObject) -> bool:
     """Whether a user's turn is nothing but results between tags."""
+    if ROLE_NAMES.get(turn_role(turn)) != "user":
+        return False
     text = own_text(turn).strip()
-    is_tagged = text.startswith(RESULT_TAGS[0]) and text.endswith(RESULT_TAGS[1]) and _between(text) != [text]
-    return is_tagged and ROLE_NAMES.get(turn_role(turn)) == "user"
+    return text.startswith(RESULT_TAGS[0]) and text.endswith(RESULT_TAGS[1]) and _between(text) != [text]
 
 
 def user_turn(result: TurnObject) -> TurnObject:
