@@ -25,7 +25,8 @@ class Samples(Artifact):
                         "label" as well, what a right answer says, where the source tells it apart from the answer;
                         and "topic", the text of the field that `group` names, if any. With tools: "tools" as
                         chat templates take them, "tool_calls" of answers, and turns {"role": "tool", "tool_call_id",
-                        "name", "content"}; then keys are not sorted. An answer's "reasoning_content" where it has one
+                        "name", "content"}; "documents" as chat templates take them; with either, keys are not
+                        sorted. An answer's "reasoning_content" where it has one
     images-00000.bin    packs of encoded images, about 256 MiB each
     summary.json        {"in", "kept", "dropped": {reason: count}, "splits": {split: count}, and where more than a tenth
                         is lost "losses": [{"of": "samples" | "answers", "text", "remedy"}]}

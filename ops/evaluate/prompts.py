@@ -298,12 +298,12 @@ class Dialogue:
     def _length(self) -> int:
         raw = self.row.sample
         images = [encoded_image(image) for image in raw.images]
-        return prompt_ids(raw.id, self.messages, images, self.encoder, raw.tools)[1]
+        return prompt_ids(raw.id, self.messages, images, self.encoder, raw.tools, raw.documents)[1]
 
     def _sample(self) -> TokenSample:
         raw = self.row.sample
         chunks = load_each(raw.images, encoded_image, self.encoder.processor)
-        return prompt_sample(raw.id, self.row.category, self.messages, chunks, self.encoder, raw.tools)
+        return prompt_sample(raw.id, self.row.category, self.messages, chunks, self.encoder, raw.tools, raw.documents)
 
 
 def _words(text: str) -> list[dict[str, str]]:

@@ -16,12 +16,12 @@ from attrs import frozen
 from dsl.errors import DataError
 from ops.ingest.image_values import IMAGE_NAMES, ImageFinder
 from ops.ingest.op import LABEL
-from ops.ingest.row_values import is_valid_text
+from ops.ingest.row_values import INVALID, is_valid_text
 from ops.ingest.sample import IMAGE, DroppedSample, RawSample, Turn
 from ops.lib.data.sample_account import Unusable
 
 NO_CLASS = "all"  # label of images without classes; the folder's name would change their answers when it is moved
-BESIDE = "image beside folders"
+BESIDE, NO_IMAGE = "image beside folders", "not an image"
 BACKGROUND, NO_OBJECT = "BACKGROUND_Google", "background, no class"  # of CalTech101
 
 
@@ -60,9 +60,9 @@ def image_folder_sample(
     """
     name = image.path.as_posix()
     if not is_valid_text(name):
-        return DroppedSample(ascii(name), "invalid text", "the name of the file")
+        return DroppedSample(ascii(name), INVALID, "the name of the file")
     if image.path.suffix.lower() not in IMAGE_NAMES:
-        return DroppedSample(name, "not an image", f"file names end in {', '.join(IMAGE_NAMES)}")
+        return DroppedSample(name, NO_IMAGE, f"file names end in {', '.join(IMAGE_NAMES)}")
     if image.label is None:
         return DroppedSample(name, BESIDE, "move it into one of them, or all images into one folder without subfolders")
     if image.label == BACKGROUND:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 LABEL = "{label}"
 GROUP = "category"
+CallIds = Literal["given", "kimi"]
+ToolSyntax = Literal["calls", "text"]
 
 
 @frozen(kw_only=True)
@@ -45,7 +47,7 @@ class Columns:
 
 
 @op(
-    version=4,
+    version=5,
     run="ops.ingest.run:ingest",
     key_libraries=("pillow", "pyarrow", "datasets"),
     single_process=True,
@@ -123,6 +125,18 @@ class Ingest:
         help="a JSON file with a list of tools, for samples without any of their own; a conversation that calls tools "
         "and has none is dropped",
     )
+    tool_syntax: ToolSyntax = field(
+        default="calls",
+        keyed_default=False,
+        help='of calls that an answer has as text in a form that is not read, such as [f(x="1")] of ToolACE: "calls" '
+        'drops the conversation, "text" keeps it as plain chat, in which results behind such an answer are the user\'s',
+    )
+    call_ids: CallIds = field(
+        default="given",
+        keyed_default=False,
+        help='ids of calls: "given", those of the rows, or made where some are missing; "kimi", functions.NAME:0, '
+        "functions.NAME:1, ... in calls and results, as Kimi K2 writes them",
+    )
     group: str = field(
         default=GROUP,
         keyed_default=False,
@@ -161,6 +175,8 @@ class Ingest:
             )
         if self.default_tools is not None and is_builtin(self.source):
             raise ValueError("default_tools is for data of your own: the built-in sample has no tools")
+        if (self.tool_syntax, self.call_ids) != ("calls", "given") and is_builtin(self.source):
+            raise ValueError("tool_syntax and call_ids are for data of your own: the built-in sample has no tools")
         if self.group != GROUP and is_builtin(self.source):
             raise ValueError("group is for data of your own: rows of the built-in sample have no further fields")
         if self.columns is not None and is_builtin(self.source):
@@ -184,6 +200,8 @@ class Ingest:
             answer=self.answer,
             require_answers=self.require_answers,
             default_tools=self.default_tools,
+            tool_syntax=self.tool_syntax,
+            call_ids=self.call_ids,
             group=self.group,
             columns=self.columns,
         )

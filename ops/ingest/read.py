@@ -16,7 +16,7 @@ from attrs import define, frozen
 from dsl.errors import DataError
 from ops.ingest.image_folder import ClassImage, class_images, image_folder_sample
 from ops.ingest.image_values import IMAGE_NAMES, ImageFinder, path_named
-from ops.ingest.op import Columns
+from ops.ingest.op import CallIds, Columns, ToolSyntax
 from ops.ingest.records import Record
 from ops.ingest.rows import image_values, row_mistake, sample_of_row, turn_list
 from ops.ingest.sample import DroppedSample, RawSample, opening_of
@@ -52,6 +52,8 @@ class Reading:
     answer: str = ""
     require_answers: bool = True
     default_tools: str | None = None
+    tool_syntax: ToolSyntax = "calls"
+    call_ids: CallIds = "given"
     group: str = "category"
     columns: Columns | None = None
 
@@ -293,6 +295,8 @@ def _rows(
                     reading.finder(record.folder, source.root),
                     require_answers=reading.require_answers,
                     default_tools=tools,
+                    tool_syntax=reading.tool_syntax,
+                    call_ids=reading.call_ids,
                     group=reading.group,
                 )
                 if isinstance(sample, RawSample) and sample_id != named:

@@ -36,6 +36,9 @@ from ops.lib.data.json_lines import TOO_DEEP, lines_of, parse_line, what_is_brok
 CHUNK = 1 << 20
 LONGEST = 64 << 20  # bytes of a line, or characters of an element of an array: images are better files of their own
 TOO_LONG = f"longer than {LONGEST >> 20} MiB; is it one sample? Its images can be files, named by their paths"
+CUT_LINE = (
+    "; it is the last line, without a line break, as of a log that is still written: remove it, or read a whole copy"
+)
 SPACE = re.compile(r"[\s,]*")
 HEAD = 1 << 16  # bytes that an object around the rows may have before its "data", and characters behind it
 KEY = re.compile(r'[\s,]*("(?:[^"\\]|\\.)*")\s*:\s*')
@@ -136,7 +139,8 @@ def _lines(opened: BinaryIO) -> Iterator[Numbered]:
             return
         stripped = line.removeprefix(codecs.BOM_UTF8).strip()
         if stripped:
-            yield number, *parse_line(stripped)
+            value, mistake = parse_line(stripped)
+            yield number, value, f"{mistake}{CUT_LINE}" if mistake and not line.endswith(b"\n") else mistake
 
 
 def _elements(opened: BinaryIO, before: int) -> Iterator[Numbered]:

@@ -17,6 +17,7 @@ RESULT_PART, CALL_PART = "tool_result", "tool_use"  # of Anthropic
 DEEPEST = 100  # levels of tools, arguments and results
 NO_VALUE_OF_JSON, TOO_DEEP = "no value of JSON", f"nested in more than {DEEPEST} levels"
 INVALID_TEXT = "half a surrogate pair"
+INVALID = "invalid text"  # why a sample with such a text is dropped
 
 
 def is_none(value: Any) -> bool:

@@ -13,6 +13,7 @@ The turns of a row have one of these forms:
     question and answer                 texts
 
 Rows of other columns become such before (ops/ingest/row_forms.py), and their tools a list (ops/ingest/tools.py).
+They may have `documents` (ops/ingest/documents.py).
 
 An answer that is null or empty is none: the row is a prompt. A turn has
 `role` (or `from`: human, gpt) and `content` (or `text`, `value`). A content is a text, in which <image> means the next
@@ -38,13 +39,15 @@ for a reason of ops/ingest/image_values.py or one of these:
     image in an answer              which no target can generate
     tool calls without tools        of the row, its system turn or default_tools
     python calls in a text          [name(key="value")], of a tool of the row or its system turn
+    calls in a text                 of a row with tools, as other models write them (OTHER_CALLS), or as bare JSON
     channels of gpt-oss in a text   which its chat template refuses
-    tools are not JSON              but hold values that JSON lacks, or are nested too deeply
+    tools, documents are not JSON   but hold values that JSON lacks, or are nested too deeply
     videos are not supported        and audio; the reasons of calls are in ops/ingest/turn_forms.py
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, groupby
@@ -53,11 +56,18 @@ from typing import Any
 from attrs import frozen
 
 from dsl.errors import did_you_mean
+from ops.ingest.documents import ARGUMENTS as OF_TEMPLATE
+from ops.ingest.documents import KEY as DOCUMENTS
+from ops.ingest.documents import OTHERS as OTHER_DOCUMENTS
+from ops.ingest.documents import normal_documents
 from ops.ingest.image_values import AUDIO, IMAGE_NAMES, VIDEO, ImageFinder, is_image_value
+from ops.ingest.op import CallIds, ToolSyntax
 from ops.ingest.row_values import (
     CALL_ROLES,
     IMAGE_KINDS,
+    INVALID,
     INVALID_TEXT,
+    REASONING,
     RESULT_PART,
     RESULT_ROLES,
     TURN_TEXTS,
@@ -69,9 +79,9 @@ from ops.ingest.row_values import (
     part_kind,
     turn_role,
 )
-from ops.ingest.sample import IMAGE, DroppedSample, RawSample, Turn, with_leading_images
+from ops.ingest.sample import END_OF_THOUGHT, IMAGE, DroppedSample, RawSample, Turn, with_leading_images
 from ops.ingest.tools import NO_FUNCTION, TOOL_KEYS, Tool, normal_tools, quoted, tools_in
-from ops.ingest.turn_forms import ROLE_NAMES, Said, own_text, result_turn, said
+from ops.ingest.turn_forms import ARGUMENTS, ROLE_NAMES, Said, own_text, result_turn, said, user_turn
 from ops.lib.data.files import shown_json
 from ops.lib.data.json_lines import json_kind
 from ops.lib.data.sample_account import SPLITS, Unusable
@@ -82,7 +92,7 @@ ANSWERS = {"prompt": ("completion", "response"), "instruction": ("output", "resp
 ANSWER_KEYS = tuple(dict.fromkeys(chain.from_iterable(ANSWERS.values())))
 INPUTS = ("input", "context")  # of an instruction
 KEYS = (
-    *("id", *TURNS, *ANSWERS, *ANSWER_KEYS, *INPUTS, *TOOL_KEYS),
+    *("id", *TURNS, *ANSWERS, *ANSWER_KEYS, *INPUTS, *TOOL_KEYS, DOCUMENTS),
     *("image", "images", "split", "system", "label", "category"),
 )
 NO_TURNS = 'no list "messages" (or "conversations")'
@@ -270,8 +280,9 @@ def _turn_mistake(turn: Any) -> str:
     content = first_value(turn, TURN_TEXTS)
     if not isinstance(content, (str, list, type(None))) and turn_role(turn) not in (*CALL_ROLES, *RESULT_ROLES):
         return f": expected a text or a list of parts, got {json_kind(content)}"
-    if not isinstance(turn.get("reasoning_content"), (str, type(None))):
-        return ': "reasoning_content" must be a string'
+    for name in REASONING:
+        if not (isinstance(turn.get(name), (str, bool)) or is_none(turn.get(name))):
+            return f': "{name}" must be a string'
     return _calls_mistake(turn) or _parts_mistake(content_parts(turn))
 
 
@@ -324,14 +335,27 @@ def _as_list(value: Any) -> list[Any]:
 
 
 DIFFER, IN_ANSWER, NO_ANSWER = "placeholders and images differ", "image in an answer", "no answer"
+NO_TURNS_AT_ALL, EMPTY_TEXT = "no turns", "empty text"
+ANSWER_FIRST, UNKNOWN_PART = "starts with the assistant", "unknown content part"
 WITHOUT_TOOLS = "tool calls without tools"
 PYTHON_CALLS, CHANNELS = "python calls in a text", "channels of gpt-oss in a text"
+CALLS_IN_TEXT = "calls in a text"
 REFUSED_KEYS = (
     *((key, VIDEO) for key in ("video", "videos", "video_path")),
     *((key, AUDIO) for key in ("audio", "audios")),
 )
 CHANNEL = "<|channel|>"
-PYTHON_CALL = re.compile(r"\s*\[\s*([^\[\]()=\n]{1,200}?)\s*\(")
+PYTHON_CALL = re.compile(r"^[ \t]*\[[ \t]*([^\[\]()=\n]{1,200}?)[ \t]*\(", re.MULTILINE)
+OTHER_CALLS = (  # with what models begin their calls; that of Hermes and Qwen is read
+    "[TOOL_CALLS]",  # Mistral
+    "<functioncall>",  # Glaive
+    "<|python_tag|>",  # Llama
+    "<function=",  # Qwen3-Coder
+    "<|tool_call>",  # Gemma
+    "<|tool_calls_section_begin|>",  # Kimi
+    "tool▁calls▁begin",  # DeepSeek
+    "<minimax:tool_call>",
+)
 NAMED = re.compile(r""""name"\s*:\s*"([^"]{1,200})\"""")
 PLACEHOLDER = "<image>"
 LINE_BREAKS = "\r\n"
@@ -349,11 +373,19 @@ class Placed:
 
 
 SETTINGS: dict[str, Callable[[Any], bool]] = {
-    "chat_template_kwargs": lambda value: not is_none(value),
+    OF_TEMPLATE: lambda value: not is_none(_without_documents(value)),
     "reasoning": lambda value: value in ("on", "off"),
 }
 SETTING = '"{}" of their own, which is left out: a server has one setting for all'
+UNLISTED = "a call of a function that is not among their tools, which is learnt like any other"
 LISTING = "a system turn that lists the tools, which is left out: the chat template lists them itself"
+
+
+def _without_documents(arguments: Any) -> Any:
+    """The arguments of a chat template but for the documents, which are used."""
+    if not isinstance(arguments, dict):
+        return arguments
+    return {key: value for key, value in arguments.items() if key != DOCUMENTS}
 
 
 @frozen
@@ -380,25 +412,33 @@ def sample_of_row(
     *,
     require_answers: bool = True,
     default_tools: tuple[Tool, ...] = (),
+    tool_syntax: ToolSyntax = "calls",
+    call_ids: CallIds = "given",
     group: str = "category",
 ) -> RawSample | DroppedSample:
     """The sample in a well-formed row of turns, with the row's `split`.
 
     require_answers: if false, a conversation without an answer is kept if it ends with the user's turn. default_tools:
-    for a row without any. group: the key of the row's topic.
+    for a row without any. tool_syntax, call_ids: as in the config. group: the key of the row's topic.
     """
     try:
         _refuse_other_media(row)
         tools = normal_tools(row)
-        spoken, listing = _without_listing(said(_readable(row, tools)))
-        ignored = [SETTING.format(key) for key, is_given in SETTINGS.items() if is_given(row.get(key))]
+        given = tools or default_tools
+        spoken, listing = _without_listing(said(_readable(row, given, tool_syntax), call_ids))
+        noted = [SETTING.format(key) for key, is_given in SETTINGS.items() if is_given(row.get(key))]
         if listing:
-            tools, ignored = tools or normal_tools({"tools": listing}), [*ignored, LISTING]
-        tools = tools or default_tools
+            tools, noted = tools or normal_tools({"tools": listing}), [*noted, LISTING]
+        tools, documents = tools or default_tools, normal_documents(row)
+        if documents is None:
+            noted.append(OTHER_DOCUMENTS)
         turns = [_Turn(turn, _items(turn)) for turn in spoken]
         _check(turns, require_answers)
-        if not tools and any(turn.calls for turn in spoken):
+        called = [call.name for turn in spoken for call in turn.calls]
+        if called and not tools:
             raise Unusable(WITHOUT_TOOLS)
+        if not set(called) <= {tool["function"].get("name") for tool in tools}:
+            noted.append(UNLISTED)
         placed, values = _place_images(turns, row_images(row))
         return RawSample(
             sample_id,
@@ -408,7 +448,8 @@ def sample_of_row(
             label=_label(row),
             topic=_topic(row, group),
             tools=tools,
-            ignored=tuple(ignored),
+            documents=documents or (),
+            noted=tuple(noted),
         )
     except Unusable as fault:
         return DroppedSample(sample_id, fault.reason, fault.detail)
@@ -439,7 +480,7 @@ def _label(row: dict[str, Any]) -> str | None:
     if not isinstance(label, str) or not label.strip():
         return None
     if not is_valid_text(label):
-        raise Unusable("invalid text", 'key "label"')
+        raise Unusable(INVALID, 'key "label"')
     return label
 
 
@@ -449,25 +490,58 @@ def _refuse_other_media(row: dict[str, Any]) -> None:
             raise Unusable(reason, f'key "{key}"')
 
 
-def _readable(row: dict[str, Any], tools: Iterable[Tool]) -> list[dict[str, Any]]:
+def _readable(row: dict[str, Any], tools: Iterable[Tool], tool_syntax: ToolSyntax) -> list[dict[str, Any]]:
     """The turns of a row, its `system` among them. Raises Unusable for answers with calls in a form that is not read.
 
-    Those are channels of gpt-oss, and calls as in Python, `[name(key="value")]`, of a tool that is listed.
+    Those are channels of gpt-oss, calls as in Python, `[name(key="value")]`, of a tool that is listed, and those of
+    OTHER_CALLS. With the tool_syntax "text", all but channels stay texts, and results behind them are the user's turns.
     """
     turns = turn_list(row)
     if row.get("system") and (not turns or ROLE_NAMES.get(turn_role(turns[0])) != "system"):
         turns = [{"role": "system", "content": row["system"]}, *turns]
+    prose = "".join(own_text(each) for each in turns if ROLE_NAMES.get(turn_role(each)) == "system")
+    names = {*(tool["function"].get("name") for tool in tools), *NAMED.findall(prose)}
+    readable, is_text = [], False
     for number, turn in enumerate(turns, start=1):
-        if ROLE_NAMES.get(turn_role(turn)) != "assistant":
-            continue
-        text = own_text(turn)
-        if CHANNEL in text:
-            raise Unusable(CHANNELS, f"turn {number}")
-        if (called := PYTHON_CALL.match(text)) and text.rstrip().endswith(")]"):
-            prose = "".join(own_text(each) for each in turns if ROLE_NAMES.get(turn_role(each)) == "system")
-            if called[1] in {*(tool["function"].get("name") for tool in tools), *NAMED.findall(prose)}:
-                raise Unusable(PYTHON_CALLS, f"turn {number}: {quoted(text)}")
-    return turns
+        if is_text and turn_role(turn) in RESULT_ROLES:
+            turn = user_turn(turn)
+        if ROLE_NAMES.get(turn_role(turn)) == "assistant":
+            text = own_text(turn)
+            if CHANNEL in text:
+                raise Unusable(CHANNELS, f"turn {number}")
+            reason, shown = _calls_in(text.rpartition(END_OF_THOUGHT)[2], names)
+            is_text = bool(reason)
+            if is_text and tool_syntax != "text":
+                raise Unusable(reason, f"turn {number}: {quoted(shown)}")
+        readable.append(turn)
+    return readable
+
+
+def _calls_in(text: str, names: set[str]) -> tuple[str, str]:
+    """Why the text of an answer has calls in a form that is not read, and what shows them; two empty strings for none.
+
+    names: of the tools.
+    """
+    if not names:
+        return "", ""
+    if text.rstrip().endswith(")]") and any(call[1] in names for call in PYTHON_CALL.finditer(text)):
+        return PYTHON_CALLS, text
+    opening = next((each for each in OTHER_CALLS if each in text), "")
+    if opening or _is_bare_call(text.strip(), names):
+        return CALLS_IN_TEXT, opening or text
+    return "", ""
+
+
+def _is_bare_call(text: str, names: set[str]) -> bool:
+    """Whether a text begins with a call as JSON, or a list of calls, as Llama writes them."""
+    if not text.startswith(("{", "[")):
+        return False
+    try:
+        value, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return False
+    call = value[0] if isinstance(value, list) and value else value
+    return isinstance(call, dict) and call.get("name") in names and any(key in call for key in ARGUMENTS)
 
 
 def _without_listing(turns: list[Said]) -> tuple[list[Said], list[Tool]]:
@@ -506,7 +580,7 @@ def _of_part(part: dict[str, Any], role: str) -> list[str | Placed]:
             raise Unusable(reason, f'content part "{kind}"')
     if "tool" in kind:
         raise Unusable(NO_FUNCTION, quoted(kind))
-    raise Unusable("unknown content part", f'"{kind}"')
+    raise Unusable(UNKNOWN_PART, f'"{kind}"')
 
 
 def _joined(items: Iterable[str | Placed]) -> list[str | Placed]:
@@ -544,10 +618,10 @@ def _check(turns: list[_Turn], require_answers: bool) -> None:
     wordless = (number for number, turn in enumerate(turns, start=1) if not (turn.items or turn.said.may_be_empty))
     empty = next(wordless, None)
     checks = (
-        (not turns, "no turns", ""),
-        (empty is not None, "empty text", f"turn {empty}"),
-        (not all(is_valid_text(text) for text in texts), "invalid text", ""),
-        (spoken[:1] == ["assistant"], "starts with the assistant", ""),
+        (not turns, NO_TURNS_AT_ALL, ""),
+        (empty is not None, EMPTY_TEXT, f"turn {empty}"),
+        (not all(is_valid_text(text) for text in texts), INVALID, ""),
+        (spoken[:1] == ["assistant"], ANSWER_FIRST, ""),
         (not answers and (require_answers or spoken[-1:] != ["user"]), NO_ANSWER, ""),
         (any(isinstance(item, Placed) for items in answers for item in items), IN_ANSWER, ""),
     )

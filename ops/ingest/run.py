@@ -13,50 +13,18 @@ from dsl.errors import DataError
 from dsl.op import is_builtin
 from dsl.stage import Stage
 from ops.ingest.digits import digit_samples
-from ops.ingest.image_folder import BESIDE
-from ops.ingest.image_values import AUDIO, MISSING, OUTSIDE, REMOTE, VIDEO, encoded_image
+from ops.ingest.image_values import encoded_image
 from ops.ingest.op import GROUP, Ingest
 from ops.ingest.prose import prose_samples
 from ops.ingest.read import Read, images_without_row, read_samples, unread_captions
-from ops.ingest.rows import CHANNELS, NO_ANSWER, PYTHON_CALLS, WITHOUT_TOOLS
+from ops.ingest.remedies import REMEDIES, advised
 from ops.ingest.sample import DroppedSample, RawSample
 from ops.ingest.source import check_builtin
 from ops.ingest.splits import hash_of, kept_of, split_of
-from ops.ingest.traffic import (
-    CUT,
-    FAILED,
-    FILTERED,
-    LOG_CUT,
-    NO_RESPONSE,
-    NOT_KNOWN,
-    REFUSED,
-    STREAMED,
-    WITH_IMAGES,
-    WITH_TOOLS,
-)
 from ops.lib.data.files import json_line, sample_line, write_json
 from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter
 from ops.lib.data.sample_account import DUPLICATE, NOT_TAKEN, SPLITS, Tally, Unusable
 
-NOT_READ = "remove them, or what they hold besides texts and images"
-REMEDIES = {
-    MISSING: "check that the files are where the rows name them, and image_root",
-    OUTSIDE: "set image_root, or allow_outside = true",
-    REMOTE: "download the images, and name the files",
-    BESIDE: "move the images into the folders of their classes, or all images into one folder without subfolders",
-    NO_ANSWER: "set require_answers = false, and let regenerate_answers answer",
-    WITHOUT_TOOLS: 'give each row its "tools", or set default_tools',
-    PYTHON_CALLS: 'write the calls as "tool_calls", and the tools as "tools"',
-    NO_RESPONSE: "list the batch's output as a source too; or set require_answers = false, and let regenerate_answers "
-    "answer",
-    **dict.fromkeys(
-        (CUT, FAILED, FILTERED, REFUSED, STREAMED), "set require_answers = false, and let regenerate_answers answer"
-    ),
-    LOG_CUT: "start SGLang with --log-requests-level 3",
-    **dict.fromkeys((WITH_TOOLS, WITH_IMAGES, NOT_KNOWN), "log the requests themselves, with their messages"),
-    CHANNELS: 'write the analysis as "reasoning_content", and calls as "tool_calls"',
-    **dict.fromkeys((VIDEO, AUDIO), NOT_READ),
-}
 Group = tuple[str, str]  # category, split
 
 
@@ -77,13 +45,13 @@ def ingest(config: Ingest, stage: Stage) -> None:
     packs = PackWriter(stage.out_dir)
     contents = Contents()
     done = grouped = thinking = calling = 0
-    ignored: Counter[str] = Counter()
+    noted: Counter[str] = Counter()
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
         for done, (share, sample) in enumerate(read_source(config), start=1):
             if done % 100 == 0:
                 stage.progress(done, max(done, round(done / share)))  # the total is estimated until the end
             if isinstance(sample, DroppedSample):
-                tally.drop(sample.reason, sample.id, sample.detail)
+                tally.drop(sample.reason, sample.id, advised(sample.reason, sample.detail))
                 continue
             split = split_of(config, sample)
             if last_kept is not None and hash_of(config.seed or 0, sample.id) > last_kept[category(sample), split]:
@@ -92,7 +60,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
             try:
                 row = sample_row(sample, split, packs)
             except Unusable as fault:
-                tally.drop(fault.reason, sample.id, fault.detail)
+                tally.drop(fault.reason, sample.id, advised(fault.reason, fault.detail))
                 continue
             content = content_of(row)
             if config.duplicates == "drop" and content in contents:
@@ -104,7 +72,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
             grouped += sample.topic is not None
             thinking += any(turn.reasoning_content for turn in sample.turns)
             calling += any(turn.tool_calls for turn in sample.turns)
-            ignored.update(sample.ignored)
+            noted.update(sample.noted)
     stage.progress(done, done)
     tally.finish(config.max_dropped)
     if config.group != GROUP and not grouped:
@@ -125,7 +93,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
         stage.info(f"{thinking} samples carry reasoning_content, which only some chat templates show")
     if calling:
         stage.info(f"{calling} samples call tools")
-    for what, count in ignored.items():
+    for what, count in noted.items():
         stage.info(f"{count} samples have {what}")
 
 
@@ -195,6 +163,7 @@ def sample_row(sample: RawSample, split: str, packs: PackWriter) -> dict[str, An
         **({} if sample.label is None else {"label": sample.label}),
         **({} if sample.topic is None else {"topic": sample.topic}),
         **({"tools": list(sample.tools)} if sample.tools else {}),
+        **({"documents": list(sample.documents)} if sample.documents else {}),
     }
 
 
@@ -203,10 +172,12 @@ HELD_OUT = tuple(split for split in SPLITS if split != TRAINED)
 
 
 def content_of(row: dict[str, Any]) -> bytes:
-    """A hash of 16 bytes over the turns, images and tools of a line of samples.jsonl, and nothing else."""
+    """A hash of 16 bytes over the turns, images, tools and documents of a line of samples.jsonl, and nothing else."""
     images = [image["sha256"] for image in row["images"]]
     tools = [row["tools"]] if "tools" in row else []
-    return hashlib.blake2b(json_line([row["conversations"], images, *tools]).encode(), digest_size=16).digest()
+    documents = [{"documents": row["documents"]}] if "documents" in row else []
+    content = json_line([row["conversations"], images, *tools, *documents])
+    return hashlib.blake2b(content.encode(), digest_size=16).digest()
 
 
 class Contents:

@@ -75,7 +75,8 @@ class RawSample:
     label   the correct answer, if the source has it separately
     topic   what the row's "category" says, or the field that `group` of ingest names, if it says something
     tools   those that the assistant may call, in the form that chat templates take
-    ignored what else the row has, and why it is left out
+    documents   that the answers stand on, in the form that chat templates take
+    noted   what else the row has that is counted, such as what is left out, and why
     opening of a request to a server: a digest of the turns up to the user's first (`opening_of`); None for other rows
     """
 
@@ -88,7 +89,8 @@ class RawSample:
     label: str | None = None
     topic: str | None = None
     tools: tuple[dict[str, Any], ...] = ()
-    ignored: tuple[str, ...] = ()
+    documents: tuple[dict[str, Any], ...] = ()
+    noted: tuple[str, ...] = ()
     opening: str | None = None
 
     @property

@@ -15,6 +15,7 @@ from pyarrow import parquet
 from dsl.errors import DataError
 from ops.ingest.compressed import too_much
 from ops.ingest.records import Record
+from ops.ingest.row_values import RESULT_PART, RESULT_ROLES, TURN_TEXTS, turn_role
 from ops.lib.data.files import read_object
 from ops.lib.data.limited_process import memory_limit
 
@@ -119,20 +120,25 @@ def _records(batches: Iterator[Any], place: str, folder: Path, total: int, size:
             yield Record(number, origin, _without_nulls(row), "", folder, number / total)
 
 
-OF_TOOLS = (
-    "tools",
-    "functions",
-    "arguments",
-    "parameters",
-    "input",
-)  # whose structs have every key of every row, most as null
+OF_TOOLS = ("tools", "functions", "tools_json", "documents", "arguments", "parameters", "input")
+LISTED = "function"  # tools of BFCL; of a call it is an object, whose arguments have a key of their own
 
 
 def _without_nulls(value: Any, of_tools: bool = False) -> Any:
-    """A row without null keys in its tools and in the arguments of calls; others may mean what they say."""
+    """A row without null keys in its tools, documents, arguments of calls and results; others may mean what they say.
+
+    A table's structs have every key of every row, most as null.
+    """
     if isinstance(value, dict):
+        is_result = turn_role(value) in RESULT_ROLES or value.get("type") == RESULT_PART
         return {
-            key: _without_nulls(inner, of_tools or key in OF_TOOLS)
+            key: _without_nulls(
+                inner,
+                of_tools
+                or key in OF_TOOLS
+                or (key == LISTED and isinstance(inner, list))
+                or (is_result and key in TURN_TEXTS),
+            )
             for key, inner in value.items()
             if not (of_tools and inner is None)
         }

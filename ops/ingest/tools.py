@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dsl.errors import DataError, on_one_line, shortened
-from ops.ingest.row_values import INVALID_TEXT, is_none, json_fault, parsed
+from ops.ingest.row_values import INVALID, INVALID_TEXT, is_none, json_fault, parsed
 from ops.lib.data.files import read_text, shown_json
 from ops.lib.data.sample_account import Unusable
 
@@ -64,7 +64,7 @@ def normal_tools(row: dict[str, Any]) -> tuple[Tool, ...]:
     if not tools:
         return ()
     if fault := json_fault(list(tools)):
-        raise Unusable("invalid text", "tools") if fault == INVALID_TEXT else Unusable(NO_JSON, fault)
+        raise Unusable(INVALID, "tools") if fault == INVALID_TEXT else Unusable(NO_JSON, fault)
     return tuple(map(_normal, tools))
 
 

@@ -12,9 +12,9 @@
                                                 texts that the chat template rendered: RENDERED is the table of those
                                                 that become turns again
 
-Of a request the messages, tools, `chat_template_kwargs` and Anthropic's `system` are used, of a response the first
-choice's message, or Anthropic's content. All else stays out of the row: ids, users, keys, headers, metadata. Nor does
-a message or a reason of this file show a value.
+Of a request the messages, tools, documents, `chat_template_kwargs` and Anthropic's `system` are used, of a response the
+first choice's message, or Anthropic's content. All else stays out of the row: ids, users, keys, headers, metadata. Nor
+does a message or a reason of this file show a value.
 
 A log has a conversation's earlier turns again in every later request. All of these fall into one split, which is drawn
 by what they begin with (`opening_of`).
@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
+from ops.ingest.documents import ARGUMENTS, KEY
 from ops.ingest.row_values import REASONING, is_none, parsed, turn_role
 from ops.ingest.sample import END_OF_THOUGHT, THINK
 from ops.ingest.tools import TOOL_KEYS
@@ -199,9 +200,7 @@ def _joined(request: Row, answer: Answer) -> Exchange:
     turns = request.get("messages")
     if turns is None:
         return Exchange({"messages": []}, lacks=NO_MESSAGES)
-    settings = {
-        key: request[key] for key in (*TOOL_KEYS, "chat_template_kwargs", "system") if request.get(key) is not None
-    }
+    settings = {key: request[key] for key in (*TOOL_KEYS, KEY, ARGUMENTS, "system") if request.get(key) is not None}
     last = [] if answer.turn is None else [answer.turn]
     return Exchange({"messages": [*turns, *last] if isinstance(turns, list) else turns, **settings}, lacks=answer.lacks)
 

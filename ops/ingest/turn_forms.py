@@ -7,7 +7,8 @@ matched (`matched`). Roles of results and calls: ops/ingest/row_values.py.
     OpenAI, old     `function_call` of an answer; role function, which names the function
     LLaMA-Factory   `from` function_call, whose value is a call or a list of them; observation
     ms-swift        roles tool_call, one a turn, and tool_response; they belong to the answer's text before them
-    Hermes          <tool_call>{...}</tool_call> in an answer, also with Python's quotes; <tool_response> in a result
+    Hermes          <tool_call>{...}</tool_call> in an answer behind its thought, also with Python's quotes;
+                    <tool_response> in a result or, as Qwen's templates write it, in the user's turn behind calls
     Anthropic       parts tool_use, tool_result and thinking
     reasoning       reasoning_content, reasoning or thinking of an answer
 
@@ -19,7 +20,7 @@ Drop reasons:
     a tool call has no name, a tool that is no function
     a tool call outside an answer       in a user's turn
     two tool calls of a turn have the same id, more than 1,000 tool calls in a turn
-    a tool result without a call, a tool result for no open call, 2 tool calls without a result
+    a tool result without a call, a tool result for no open call, tool calls without a result
     a tool result is not JSON
     redacted thinking                   which nobody can read
 """
@@ -34,9 +35,11 @@ from typing import Any
 from attrs import evolve, frozen
 
 from dsl.errors import on_one_line, shortened
+from ops.ingest.op import CallIds
 from ops.ingest.row_values import (
     CALL_PART,
     CALL_ROLES,
+    INVALID,
     INVALID_TEXT,
     REASONING,
     RESULT_PART,
@@ -61,9 +64,11 @@ ARGUMENTS_NOT_JSON = "the arguments of a tool call are not JSON"
 ARGUMENTS_NO_OBJECT = "the arguments of a tool call are not an object"
 ARGUMENTS_ELSEWHERE = "a tool call without arguments"
 NAMELESS = "a tool call has no name"
+UNKNOWN_ROLE = "unknown role"
 OUTSIDE_ANSWER = "a tool call outside an answer"
 SAME_ID = "two tool calls of a turn have the same id"
 NO_CALL, NOT_OPEN = "a tool result without a call", "a tool result for no open call"
+NO_RESULT = "tool calls without a result"
 TOO_MANY_CALLS = f"more than {MOST_CALLS:,} tool calls in a turn"
 RESULT_NOT_JSON = "a tool result is not JSON"
 REDACTED = "redacted thinking"
@@ -78,6 +83,7 @@ OF_CALL = ("id", "type", "index", "name", "function", *ARGUMENTS)
 CALL_TAGS, RESULT_TAGS = ("<tool_call>", "</tool_call>"), ("<tool_response>", "</tool_response>")
 THOUGHTS = ("thinking", "redacted_thinking")  # parts of Anthropic
 MADE_ID = "call{:05}"  # 9 characters, which templates of Mistral ask for
+KIMI_ID = "functions.{}:{}"  # the function, and the call's place in the conversation, from 0 on
 
 TurnObject = dict[str, Any]
 
@@ -101,6 +107,7 @@ class Said:
     call_id     of a result: the id of its call, None where the row has none, before `matched`
     name        of a result: the function's
     joins       whether it belongs to an answer directly before it
+    number      of the turn in its row, from 1 on
     """
 
     role: str
@@ -110,6 +117,7 @@ class Said:
     call_id: str | None = None
     name: str | None = None
     joins: bool = False
+    number: int = 0
 
     @property
     def may_be_empty(self) -> bool:
@@ -131,19 +139,28 @@ class Form:
     read: Callable[[TurnObject], Iterable[Said]]
 
 
-def said(turns: Sequence[TurnObject]) -> list[Said]:
+def said(turns: Sequence[TurnObject], call_ids: CallIds = "given") -> list[Said]:
     """What the turns of a row say, calls and results matched. Raises Unusable, with the number of the turn."""
     found: list[Said] = []
     for number, turn in enumerate(turns, start=1):
-        form = next((form for form in FORMS if form.recognised(turn)), None)
-        if form is None:
-            found += _plain(turn)
-            continue
+        if _is_rendered_result(turn) and _follows_calls(found):
+            turn = {"role": RESULT_ROLES[0], "content": own_text(turn)}
+        form = next((form for form in FORMS if form.recognised(turn)), PLAIN)
         try:
-            found += form.read(turn)
+            found += [evolve(each, number=number) for each in form.read(turn)]
         except Unusable as fault:
-            raise Unusable(fault.reason, ", ".join(filter(None, (f"turn {number}", fault.detail)))) from fault
-    return matched(_joined(found))
+            raise _of_turn(number, fault.reason, fault.detail) from fault
+    return matched(_joined(found), call_ids)
+
+
+def _of_turn(number: int, reason: str, detail: str = "") -> Unusable:
+    return Unusable(reason, ", ".join(filter(None, (f"turn {number}", detail))))
+
+
+def _follows_calls(turns: Sequence[Said]) -> bool:
+    """Whether the last turn but results calls tools."""
+    last = next((turn for turn in reversed(turns) if turn.role != "tool"), None)
+    return last is not None and bool(last.calls)
 
 
 def _joined(turns: Iterable[Said]) -> list[Said]:
@@ -163,57 +180,68 @@ def _joined(turns: Iterable[Said]) -> list[Said]:
     return joined
 
 
-def matched(turns: Sequence[Said]) -> list[Said]:
+def matched(turns: Sequence[Said], call_ids: CallIds = "given") -> list[Said]:
     """The turns with an id for every call, and its call's id and name for every result. Raises Unusable.
 
-    The ids are those given, if all calls have one and they differ; else call00001, call00002, ... A result without an
-    id is that of the first open call of its name, or else of the first open call.
+    The ids are those given, if all calls have one and they differ; else call00001, call00002, ...; with "kimi",
+    functions.NAME:0, functions.NAME:1, ... A result without an id, or where no call has one, is that of the first open
+    call of its name, or else of the first open call.
     """
     if not any(turn.calls or turn.role == "tool" for turn in turns):
         return list(turns)
     calls: list[Call] = []
     open_calls: dict[int, Call] = {}  # by place among all calls
+    asked = turns[0]  # the turn of these calls
     answered: dict[int, int] = {}  # turn -> place of its call
-    for number, turn in enumerate(turns):
+    for place, turn in enumerate(turns):
         if turn.role == "tool":
-            answered[number] = _called(turn, open_calls)
-            del open_calls[answered[number]]
+            answered[place] = _called(turn, open_calls)
+            del open_calls[answered[place]]
             continue
-        _check_answered(open_calls)
+        _check_answered(asked, open_calls)
         ids = [call.id for call in turn.calls if call.id is not None]
         if len(set(ids)) < len(ids):
-            raise Unusable(SAME_ID, quoted(Counter(ids).most_common(1)[0][0]))
+            raise _of_turn(turn.number, SAME_ID, quoted(Counter(ids).most_common(1)[0][0]))
         if len(turn.calls) > MOST_CALLS:
-            raise Unusable(TOO_MANY_CALLS, f"{len(turn.calls)}")
-        open_calls = dict(enumerate(turn.calls, start=len(calls)))
+            raise _of_turn(turn.number, TOO_MANY_CALLS, f"{len(turn.calls)}")
+        asked, open_calls = turn, dict(enumerate(turn.calls, start=len(calls)))
         calls += turn.calls
-    if turns and turns[-1].role == "tool":
-        _check_answered(open_calls)
-    given = [call.id for call in calls if call.id is not None]
-    made = [MADE_ID.format(place) for place in range(1, len(calls) + 1)]
-    ids_by_place = given if len(given) == len(calls) == len(set(given)) else made
+    if turns[-1].role == "tool":
+        _check_answered(asked, open_calls)
+    ids_by_place = _ids(calls, call_ids)
     named = iter([evolve(call, id=own) for call, own in zip(calls, ids_by_place, strict=True)])
     return [
-        evolve(turn, call_id=ids_by_place[answered[number]], name=calls[answered[number]].name)
+        evolve(turn, call_id=ids_by_place[answered[place]], name=calls[answered[place]].name)
         if turn.role == "tool"
         else evolve(turn, calls=tuple(next(named) for _ in turn.calls))
-        for number, turn in enumerate(turns)
+        for place, turn in enumerate(turns)
     ]
 
 
-def _check_answered(open_calls: dict[int, Call]) -> None:
+def _ids(calls: Sequence[Call], call_ids: CallIds) -> list[str]:
+    """The id of each call of a conversation."""
+    if call_ids == "kimi":
+        return [KIMI_ID.format(call.name, place) for place, call in enumerate(calls)]
+    given = [call.id for call in calls if call.id is not None]
+    if len(given) == len(calls) == len(set(given)):
+        return given
+    return [MADE_ID.format(place) for place in range(1, len(calls) + 1)]
+
+
+def _check_answered(asked: Said, open_calls: dict[int, Call]) -> None:
     if open_calls:
-        raise Unusable(f"{len(open_calls)} tool calls without a result")
+        raise _of_turn(asked.number, NO_RESULT, f"{len(open_calls)} of {len(asked.calls)}")
 
 
 def _called(result: Said, open_calls: dict[int, Call]) -> int:
     """The place of the open call that a result is for. Raises Unusable."""
     if not open_calls:
-        raise Unusable(NO_CALL, "" if result.call_id is None else quoted(result.call_id))
-    if result.call_id is not None:
+        raise _of_turn(result.number, NO_CALL, "" if result.call_id is None else quoted(result.call_id))
+    if result.call_id is not None and any(call.id is not None for call in open_calls.values()):
         found = next((place for place, call in open_calls.items() if call.id == result.call_id), None)
         if found is None:
-            raise Unusable(NOT_OPEN, f"a tool result for {quoted(result.call_id)}, which is no open call")
+            shown = f"a tool result for {quoted(result.call_id)}, which is no open call"
+            raise _of_turn(result.number, NOT_OPEN, shown)
         return found
     named = (place for place, call in open_calls.items() if call.name == result.name)
     return next(named, next(iter(open_calls)))
@@ -273,11 +301,24 @@ def _results(turn: TurnObject) -> Iterable[Said]:
     return [Said("tool", _text(text), call_id=call_id if len(texts) == 1 else None, name=name) for text in texts]
 
 
+def _is_rendered_result(turn: TurnObject) -> bool:
+    """Whether a user's turn is nothing but results between tags."""
+    if ROLE_NAMES.get(turn_role(turn)) != "user":
+        return False
+    text = own_text(turn).strip()
+    return text.startswith(RESULT_TAGS[0]) and text.endswith(RESULT_TAGS[1]) and _between(text) != [text]
+
+
+def user_turn(result: TurnObject) -> TurnObject:
+    """A result as a turn of the user's."""
+    return {"role": "user", "content": content_parts(result) or _result_text(first_value(result, TURN_TEXTS))}
+
+
 def _result_text(value: Any) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     if fault := json_fault(value):
-        raise Unusable("invalid text") if fault == INVALID_TEXT else Unusable(RESULT_NOT_JSON, fault)
+        raise Unusable(INVALID) if fault == INVALID_TEXT else Unusable(RESULT_NOT_JSON, fault)
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -340,25 +381,27 @@ def own_text(turn: TurnObject) -> str:
 
 
 def _tagged(text: str) -> tuple[str, list[str]]:
-    """A text without its tagged calls, and these; what is between tags but no object stays in the text."""
+    """A text without its tagged calls, and these; what is between tags but no object stays, and so does a thought."""
     opening, closing = CALL_TAGS
-    rest, *pieces = text.split(opening)
+    thought, end, words = text.rpartition(END_OF_THOUGHT)
+    rest, *pieces = words.split(opening)
     bodies: list[str] = []
     for piece in pieces:
-        body, end, after = piece.partition(closing)
-        is_object = bool(end) and body.strip().startswith("{")
+        body, closed, after = piece.partition(closing)
+        is_object = bool(closed) and body.strip().startswith("{")
         bodies += [body.strip()] if is_object else []
         rest += after if is_object else opening + piece
-    return rest, bodies
+    return thought + end + rest, bodies
 
 
 def _plain(turn: TurnObject) -> Iterable[Said]:
     name = turn_role(turn)
     if name not in ROLE_NAMES:
-        raise Unusable("unknown role", f'"{name}"')
+        raise Unusable(UNKNOWN_ROLE, f'"{name}"')
     return [Said(ROLE_NAMES[name], _parts(turn), _reasoning(turn))]
 
 
+PLAIN = Form("a text", lambda turn: True, _plain)
 FORMS = (
     Form("OpenAI", _has_calls, _openai),
     Form("OpenAI, old", _has_function_call, _old_openai),
@@ -427,11 +470,7 @@ def _arguments(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Unusable(ARGUMENTS_NO_OBJECT, f"{name}: {_shown(value)}")
     if fault := json_fault([value, name]):
-        raise (
-            Unusable("invalid text", name)
-            if fault == INVALID_TEXT
-            else Unusable(ARGUMENTS_NOT_JSON, f"{name}: {fault}")
-        )
+        raise (Unusable(INVALID, name) if fault == INVALID_TEXT else Unusable(ARGUMENTS_NOT_JSON, f"{name}: {fault}"))
     return value
 
 

@@ -33,6 +33,7 @@ from PIL import Image
 
 from dsl.errors import ConfigError, DataError, TransientError
 from dsl.files import parse_json
+from ops.ingest.documents import ARGUMENTS, KEY
 from ops.ingest.sample import END_OF_THOUGHT, THINK
 from ops.lib.data.files import shown_json
 from ops.lib.data.proxies import Proxy, proxy_of
@@ -42,7 +43,7 @@ from ops.regenerate_answers.op import DRAWN, RegenerateAnswers, api_key
 from ops.regenerate_answers.sampling import Sampling
 from ops.regenerate_answers.shards import Key
 from ops.tokenize_chat.habits import KEYS
-from ops.tokenize_chat.template import Messages, Tools, texts_of
+from ops.tokenize_chat.template import Documents, Messages, Tools, texts_of
 
 T = TypeVar("T")
 
@@ -134,11 +135,12 @@ class ChatClient:
         seed: int | None,
         tools: Tools = (),
         prompt_ids: Sequence[int] | None = None,
+        documents: Documents = (),
     ) -> Reply:
         """The server's answer to a conversation, which may call the tools.
 
-        prompt_ids: the tokens of the prompt, to be read instead of messages and tools. Raises Refused if it refuses
-        this one, DataError if it will never answer, and TransientError if it is down.
+        prompt_ids: the tokens of the prompt, to be read instead of messages, tools and documents. Raises Refused if it
+        refuses this one, DataError if it will never answer, and TransientError if it is down.
         """
         async with self._detecting:  # the first one detects the server's dialect, the others wait for it
             if self._dialect is None:
@@ -150,6 +152,8 @@ class ChatClient:
         else:
             path, prompt = prompt_by_ids(prompt_ids, self._dialect)
         body = {**parameters(self.config, self.sampling, self._dialect), **prompt, **drawn}
+        if documents and prompt_ids is None:
+            body[ARGUMENTS] = {**body.get(ARGUMENTS, {}), KEY: list(documents)}
         try:
             return await self._request("POST", path, read_reply, body, self.config.retries)
         except _Rejected as fault:
@@ -412,7 +416,7 @@ def parameters(config: RegenerateAnswers, sampling: Sampling, dialect: str) -> d
         "top_p": sampling.top_p,
         **({} if dialect == "openai" else drawn),
         **DIALECTS[dialect],
-        **({"chat_template_kwargs": {"enable_thinking": config.enable_thinking}} if renders else {}),
+        **({ARGUMENTS: {"enable_thinking": config.enable_thinking}} if renders else {}),
         **(config.extra_body or {}),
     }
 

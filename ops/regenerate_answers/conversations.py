@@ -34,7 +34,7 @@ from ops.regenerate_answers.shards import Answer, Key, turns_of
 from ops.tokenize_chat.channels import split_call, without_channels
 from ops.tokenize_chat.contexts import SHORT_IDS, as_shown, calls_text
 from ops.tokenize_chat.encode import LAST, ChatEncoder, load_images, num_images, prompt_ids, prompt_sample
-from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Tools, value_or_unusable
+from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Documents, Messages, Tools, value_or_unusable
 
 
 @frozen
@@ -93,7 +93,8 @@ class Prompts:
 
     def opens_thought(self, row: dict[str, Any]) -> bool:
         """Whether the generation prompt after a row's messages opens a thought, so that answers lack the tag."""
-        prompt = self.encoder.template.render(self.shown(row["messages"]), prompt=True, tools=row.get("tools", ()))
+        messages, tools, documents = self.shown(row["messages"]), row.get("tools", ()), row.get("documents", ())
+        prompt = self.encoder.template.render(messages, prompt=True, tools=tools, documents=documents)
         return prompt.rstrip().endswith(THINK)
 
     def ids(self, row: dict[str, Any]) -> tuple[list[int], int]:
@@ -102,15 +103,15 @@ class Prompts:
 
         No image is decoded. Raises Unusable.
         """
-        messages, tools = row["messages"], row.get("tools", ())
-        self.encoder.template.check(messages, tools)
-        return prompt_ids(row["id"], self.shown(messages), self.encoded_images(row), self.encoder, tools)
+        messages, tools, documents = row["messages"], row.get("tools", ()), row.get("documents", ())
+        self.encoder.template.check(messages, tools, documents)
+        return prompt_ids(row["id"], self.shown(messages), self.encoded_images(row), self.encoder, tools, documents)
 
     def sample(self, row: dict[str, Any]) -> TokenSample:
         """The target's input for a row's messages and the generation prompt, with images. Raises Unusable."""
         images = load_images(row["images"], self.folder, self.encoder.processor)
-        messages, tools = self.shown(row["messages"]), row.get("tools", ())
-        return prompt_sample(row["id"], row["category"], messages, images, self.encoder, tools)
+        messages, tools, documents = self.shown(row["messages"]), row.get("tools", ()), row.get("documents", ())
+        return prompt_sample(row["id"], row["category"], messages, images, self.encoder, tools, documents)
 
     def encoded_images(self, row: dict[str, Any]) -> list[bytes]:
         """The encoded images of a row, as they were ingested."""
@@ -135,7 +136,8 @@ class Prompts:
         if "tool_calls" in wanted:
             encoder = self.encoder
             asked = conversation.messages, wanted["tool_calls"], tools
-            written = encoder.template.finish(calls_text(encoder.habits, encoder.eos_texts, *asked))
+            wanted_text = calls_text(encoder.habits, encoder.eos_texts, *asked)
+            written = encoder.template.finish(wanted_text, documents=conversation.row.get("documents", ()))
             before = before_same_end(answer.text, written)
             if before is not None:
                 calls = conversation.with_ids(wanted["tool_calls"])
@@ -177,13 +179,17 @@ class Prompts:
         tags = (tag for pair in self.encoder.habits.thoughts for tag in pair)
         return token in self.encoder.headers and token not in tags
 
-    def count(self, sample_id: str, messages: Messages, tools: Tools, is_cut: bool) -> int | None:
+    def count(
+        self, sample_id: str, messages: Messages, tools: Tools, is_cut: bool, documents: Documents = ()
+    ) -> int | None:
         """Tokens of the last answer in served contexts, without EOS; None where the template does not show it whole.
 
         is_cut: whether it was cut off, so that it may end inside a thought. Raises Unusable for special tokens.
         """
         cut = [False] * (sum(message["role"] == "assistant" for message in messages) - 1) + [is_cut]
-        [served] = self.encoder.of_last.serve_batch([messages], [cut], [sample_id], [tools], self.keeps_reasoning)
+        [served] = self.encoder.of_last.serve_batch(
+            [messages], [cut], [sample_id], [tools], self.keeps_reasoning, [documents]
+        )
         if isinstance(served, Unusable):
             if served.reason == SPECIAL_IN_TEXT:
                 raise served

@@ -22,7 +22,7 @@ from ops.regenerate_answers.client import CALLED, ChatClient, Refused, Reply, re
 from ops.regenerate_answers.conversations import LONG_PROMPT, UNREADABLE_CALLS, Conversation, Prompts
 from ops.regenerate_answers.op import RegenerateAnswers, ToolResults
 from ops.regenerate_answers.shards import Answer, Journal, Progress, Shard
-from ops.tokenize_chat.template import Tools
+from ops.tokenize_chat.template import Documents, Tools
 
 STOP_POLL_S = 0.1
 HOPELESS = 20  # refusals before the first answer: the samples are not at fault
@@ -49,13 +49,14 @@ class OpenShard:
 
 @frozen
 class Request:
-    """A prompt to send: its messages and tools, and its ids with one placeholder for each image.
+    """A prompt to send: its messages, tools and documents, and its ids with one placeholder for each image.
 
     tokens: their number, with images expanded.
     """
 
     messages: list[dict[str, Any]]
     tools: Tools
+    documents: Documents
     prompt_ids: list[int]
     tokens: int
     has_images: bool
@@ -192,7 +193,7 @@ class EndpointAnswerer:
             seed = request_seed(self.config.seed or 0, conversation.key) if drawn else None
             ids = request.prompt_ids if self.config.prompts == "ids" else None
             try:
-                reply = await self.client.complete(request.messages, seed, request.tools, ids)
+                reply = await self.client.complete(request.messages, seed, request.tools, ids, request.documents)
             except Refused as fault:
                 self._refused(conversation, fault, journal)
                 return
@@ -218,8 +219,9 @@ class EndpointAnswerer:
         ids, tokens = self.prompts.ids(asked)
         encoded = self.prompts.encoded_images(asked)
         on_the_wire = wire_messages(self.prompts.shown(asked["messages"]), encoded)
-        tools = asked.get("tools", ())
-        return Request(on_the_wire, tools, ids, tokens, bool(encoded), self.prompts.opens_thought(asked))
+        tools, documents = asked.get("tools", ()), asked.get("documents", ())
+        opens_thought = self.prompts.opens_thought(asked)
+        return Request(on_the_wire, tools, documents, ids, tokens, bool(encoded), opens_thought)
 
     def _answer(self, conversation: Conversation, request: Request, reply: Reply) -> Answer:
         differently = self._prompted_differently(conversation, request, reply)
@@ -246,7 +248,10 @@ class EndpointAnswerer:
         is_cut, name = end != "stop", conversation.row["id"]
         said_tokens = reply.tokens - (not is_cut)  # without EOS, which some templates write only before the next turn
         return conversation.judged(
-            answer, lambda messages: self.prompts.count(name, messages, request.tools, is_cut) == said_tokens
+            answer,
+            lambda messages: (
+                self.prompts.count(name, messages, request.tools, is_cut, request.documents) == said_tokens
+            ),
         )
 
     def _prompted_differently(self, conversation: Conversation, request: Request, reply: Reply) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from itertools import chain, count
 from types import MappingProxyType
 from typing import Any
 
@@ -30,8 +30,10 @@ from ops.tokenize_chat.rendering import agreement
 from ops.tokenize_chat.template import (
     ANSWER_CHANGED,
     ANSWER_NOT_FOUND,
+    DOCUMENTS_NOT_SHOWN,
     OTHER_THOUGHT,
     TOOLS_NOT_SHOWN,
+    Documents,
     Messages,
     Rendering,
     Renderings,
@@ -428,6 +430,17 @@ def check_tools(tools: Tools, prompt: str, messages: Messages) -> None:
         first_line = description.strip().partition("\n")[0] if name in called else ""
         if name not in prompt or not any(form in prompt for form in _forms(first_line)):
             raise Unusable(TOOLS_NOT_SHOWN, f"the tool {name} is not in the prompt")
+
+
+def check_documents(documents: Documents, prompt: str, messages: Messages) -> None:
+    """Check that a prompt shows the longest text of each document, besides its messages. Raises Unusable."""
+    if not documents:
+        return
+    texts = [max(map(str.strip, strings_in(each, with_keys=False)), key=len, default="") for each in documents]
+    others = [*chain(*map(texts_of, messages)), *texts]
+    for text in filter(None, texts):
+        if sum(map(prompt.count, _forms(text))) < sum(each.count(text) for each in others):
+            raise Unusable(DOCUMENTS_NOT_SHOWN, f"the document {text[:30]!r} is not in the prompt")
 
 
 def _forms(text: str) -> set[str]:

@@ -38,7 +38,16 @@ from ops.lib.vision.images import TOO_LARGE, decode, size_of
 from ops.lib.vision.processor import Processor
 from ops.lib.vision.template_kinds import THOUGHT_TAGS
 from ops.tokenize_chat.answer_spans import Rendered, render_answers
-from ops.tokenize_chat.contexts import Context, Generated, Served, check_calls, check_tools, serve, serve_prompt
+from ops.tokenize_chat.contexts import (
+    Context,
+    Generated,
+    Served,
+    check_calls,
+    check_documents,
+    check_tools,
+    serve,
+    serve_prompt,
+)
 from ops.tokenize_chat.habits import Habits, Results, around_turns, probe, probe_results
 from ops.tokenize_chat.kinds import TokenKinds
 from ops.tokenize_chat.op import TokenizeChat
@@ -53,6 +62,7 @@ from ops.tokenize_chat.template import (
     OTHER_IDS,
     OTHER_ORDER,
     OTHER_PLACEHOLDERS,
+    Documents,
     Messages,
     Renderings,
     Template,
@@ -180,14 +190,16 @@ class ChatEncoder:
             self.processor.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
 
-    def encode(self, messages: Messages, cut: Sequence[bool] = (), tools: Tools = ()) -> Encoded:
+    def encode(
+        self, messages: Messages, cut: Sequence[bool] = (), tools: Tools = (), documents: Documents = ()
+    ) -> Encoded:
         """Tokenise chat messages whose last one is an answer.
 
         cut: for each answer, whether it was cut off; then its EOS comes from the template only, and is not learnt.
         Raises Unusable; with a reason in MISFITS, sample or chat template is at fault. Raises DataError if the template
         takes too long.
         """
-        rendered = self.template.finish(self._rendered(messages, tools))
+        rendered = self.template.finish(self._rendered(messages, tools, documents), documents=documents)
         return self._encoded(messages, cut, rendered, *self._tokenized([_tokenizable(rendered)]))
 
     def encode_batch(
@@ -196,17 +208,20 @@ class ChatEncoder:
         cuts: Sequence[Sequence[bool]],
         ids: Sequence[str] | None = None,
         tools: Sequence[Tools] | None = None,
+        documents: Sequence[Documents] | None = None,
     ) -> list[Encoded | Unusable]:
         """Tokenise several conversations; each result is as from `encode`, or the reason why it is unusable.
 
         An answer whose ids are known is learnt in them if it is the only one. ids: the samples' ids, for the DataError.
-        tools: of each conversation. All are rendered by one call in another
+        tools, documents: of each conversation. All are rendered by one call in another
         process, and tokenised by one call without Python's lock, so threads run in parallel. The tokenizer's own
         threads stay off (TOKENIZERS_PARALLELISM is false in a stage): they would not survive a fork.
         """
-        tools = tools or [()] * len(conversations)
+        none: list[Tools] = [()] * len(conversations)
+        tools, documents = tools or none, documents or none
         names: Sequence[str | None] = ids or [None] * len(tools)
-        found = self.template.finish_all(list(map(self._rendered, conversations, tools)), names)
+        wanted = list(map(self._rendered, conversations, tools, documents))
+        found = self.template.finish_all(wanted, names, documents)
         rendered = [one if isinstance(one, Unusable) else value_or_unusable(_tokenizable, one) for one in found]
         encodings = iter(self._tokenized([one for one in rendered if isinstance(one, Rendered)]))
         encoded = [
@@ -215,18 +230,23 @@ class ChatEncoder:
         ]
         return [
             value_or_unusable(self._as_generated, *each)
-            for each in zip(encoded, conversations, tools, names, strict=True)
+            for each in zip(encoded, conversations, tools, documents, names, strict=True)
         ]
 
     def _as_generated(
-        self, encoded: Encoded | Unusable, messages: Messages, tools: Tools, sample_id: str | None
+        self,
+        encoded: Encoded | Unusable,
+        messages: Messages,
+        tools: Tools,
+        documents: Documents,
+        sample_id: str | None,
     ) -> Encoded:
         """A tokenised conversation, with its only answer in the ids that the target generated. Raises Unusable."""
         generated = self.generated(messages)
         last = len(messages) - 1
         is_alone = last in generated and len(self.learnt_turns(messages)) == 1
         if is_alone and (isinstance(encoded, Unusable) or learnt_ids(encoded) != [generated[last].ids]):
-            prompt = self.encoded_prompt(messages[:-1], sample_id, tools).rendered.text
+            prompt = self.encoded_prompt(messages[:-1], sample_id, tools, documents).rendered.text
             text = prompt + generated[last].text
             answer = ((len(prompt), len(text)),)
             context = Context(text, len(prompt), answer, turns=(last,), generated=(generated[last].ids,))
@@ -247,13 +267,23 @@ class ChatEncoder:
         ids: Sequence[str],
         tools: Sequence[Tools],
         keeps_reasoning: bool = True,
+        documents: Sequence[Documents] | None = None,
     ) -> list[Served | Unusable]:
         """The contexts in which a server asks for the answers of each conversation, or why it is unusable."""
-        wanted = [self._served(*each, keeps_reasoning) for each in zip(conversations, cuts, tools, strict=True)]
+        documents = documents or [()] * len(conversations)
+        each = zip(conversations, cuts, tools, documents, strict=True)
+        wanted = [self._served(*given, keeps_reasoning) for given in each]
+        found = self.template.finish_all(wanted, list(ids), documents)
         return [
-            one if isinstance(one, Unusable) else evolve(one, contexts=tuple(chain(*map(self._parts, one.contexts))))
-            for one in self.template.finish_all(wanted, list(ids))
+            one if isinstance(one, Unusable) else value_or_unusable(self._in_parts, one, messages, own)
+            for one, messages, own in zip(found, conversations, documents, strict=True)
         ]
+
+    def _in_parts(self, served: Served, messages: Messages, documents: Documents) -> Served:
+        """Contexts that show the documents, cut as `_parts` does. Raises Unusable."""
+        for context in served.contexts:
+            check_documents(documents, context.text[: context.answers[0][0]], messages[: context.turns[0]])
+        return evolve(served, contexts=tuple(chain(*map(self._parts, served.contexts))))
 
     def _parts(self, context: Context) -> Iterator[Context]:
         """A context, cut behind each answer whose ids the text of a later answer's prompt does not give again."""
@@ -271,21 +301,21 @@ class ChatEncoder:
         yield context
 
     def _served(
-        self, messages: Messages, cut: Sequence[bool], tools: Tools, keeps_reasoning: bool
+        self, messages: Messages, cut: Sequence[bool], tools: Tools, documents: Documents, keeps_reasoning: bool
     ) -> Renderings[Served]:
         generated = self.generated(messages)
-        self._check(messages, tools, len(messages) - 1 in generated)
+        self._check(messages, tools, documents, len(messages) - 1 in generated)
         return (
             yield from serve(
                 self.habits, self.eos_texts, messages, tools, cut, self.last_only, keeps_reasoning, generated
             )
         )
 
-    def _check(self, messages: Messages, tools: Tools, has_ids: bool = False) -> None:
+    def _check(self, messages: Messages, tools: Tools, documents: Documents, has_ids: bool = False) -> None:
         """Check that an answer ends the messages, and all texts but one whose ids are known. Raises Unusable."""
         if not messages or messages[-1]["role"] != "assistant":
             raise Unusable(NO_ANSWER)
-        self.template.check(messages[:-1] if has_ids else messages, tools)
+        self.template.check(messages[:-1] if has_ids else messages, tools, documents)
         self._check_results(messages)
 
     def _check_results(self, messages: Messages) -> None:
@@ -301,10 +331,11 @@ class ChatEncoder:
             if answered != (shown := sorted(answered, key=called.index)):
                 raise Unusable(OTHER_ORDER, f"the template shows those of {', '.join(shown)}")
 
-    def _rendered(self, messages: Messages, tools: Tools = ()) -> Renderings[Rendered]:
-        self._check(messages, tools)
+    def _rendered(self, messages: Messages, tools: Tools, documents: Documents) -> Renderings[Rendered]:
+        self._check(messages, tools, documents)
         rendered = yield from render_answers(self.template.has_marks, messages, self.last_only, tools)
         check_tools(tools, rendered.text[: rendered.prompt_end], messages)
+        check_documents(documents, rendered.text[: rendered.prompt_end], messages[:-1])
         return rendered
 
     def encode_context(self, messages: Messages, context: Context) -> Encoded:
@@ -384,28 +415,40 @@ class ChatEncoder:
         pair = torch.from_numpy(ids), torch.from_numpy(mask)
         return Encoded(context, *pair, len(learnt), first, tuple(answers), learnt)
 
-    def prompt(self, messages: Messages, sample_id: str | None = None, tools: Tools = ()) -> Tensor:
+    def prompt(
+        self, messages: Messages, sample_id: str | None = None, tools: Tools = (), documents: Documents = ()
+    ) -> Tensor:
         """The target's input for answering `messages`, int64 [S], with one placeholder per image. Raises as
         `encode`.
         """
-        return self.encoded_prompt(messages, sample_id, tools).input_ids
+        return self.encoded_prompt(messages, sample_id, tools, documents).input_ids
 
-    def encoded_prompt(self, messages: Messages, sample_id: str | None = None, tools: Tools = ()) -> Encoded:
+    def encoded_prompt(
+        self, messages: Messages, sample_id: str | None = None, tools: Tools = (), documents: Documents = ()
+    ) -> Encoded:
         """The same, with its text and without an answer. Raises as `encode`."""
-        self.template.check(messages, tools)
+        self.template.check(messages, tools, documents)
         self._check_results(messages)
-        text = self.template.render(messages, prompt=True, sample_id=sample_id, tools=tools)
+        text = self.template.render(messages, True, sample_id, tools, documents)
         check_tools(tools, text, messages)
+        check_documents(documents, text, messages)
         _check_characters(text)
         return self._prompt(messages, Rendered(text, len(text), ()))
 
     def served_prompt(
-        self, messages: Messages, tools: Tools, keeps_reasoning: bool, sample_id: str | None = None
+        self,
+        messages: Messages,
+        tools: Tools,
+        keeps_reasoning: bool,
+        sample_id: str | None = None,
+        documents: Documents = (),
     ) -> Encoded:
         """The same, with reasoning as `serve_batch` has it. Raises as `encode`."""
-        self.template.check(messages, tools)
+        self.template.check(messages, tools, documents)
         self._check_results(messages)
-        rendered = self.template.finish(serve_prompt(self.habits, messages, tools, keeps_reasoning), sample_id)
+        wanted = serve_prompt(self.habits, messages, tools, keeps_reasoning)
+        rendered = self.template.finish(wanted, sample_id, documents)
+        check_documents(documents, rendered.text, messages)
         _check_characters(rendered.text)
         prompt = self._prompt(messages, rendered)
         before = sum(message["role"] == "assistant" for message in messages)
@@ -551,7 +594,11 @@ def tokenize_rows(
         return [next(found_last if row.get("learnt") == LAST else found) for row in rows]
     conversations = [up_to_last_answer(row["messages"]) for row in rows]
     cuts = [_cut_answers(row) for row in rows]
-    ids, tools = [row["id"] for row in rows], [row.get("tools", ()) for row in rows]
+    ids, tools, documents = (
+        [row["id"] for row in rows],
+        [row.get("tools", ()) for row in rows],
+        [row.get("documents", ()) for row in rows],
+    )
 
     def whole(row: dict[str, Any], messages: Messages, cut: Sequence[bool], encoded: Encoded) -> Tokenized:
         # Checked before the images are decoded, which takes longer and does not lower either count.
@@ -568,10 +615,11 @@ def tokenize_rows(
     found_rows: Sequence[Encoded | Served | Unusable]
     if config.contexts == "served":
         tokenized = served
-        found_rows = encoder.serve_batch(conversations, cuts, ids, tools, config.history_reasoning == "kept")
+        keeps_reasoning = config.history_reasoning == "kept"
+        found_rows = encoder.serve_batch(conversations, cuts, ids, tools, keeps_reasoning, documents)
     else:
         tokenized = whole
-        found_rows = encoder.encode_batch(conversations, cuts, ids, tools)
+        found_rows = encoder.encode_batch(conversations, cuts, ids, tools, documents)
     return [
         found if isinstance(found, Unusable) else value_or_unusable(tokenized, row, messages, cut, found)
         for row, messages, cut, found in zip(rows, conversations, cuts, found_rows, strict=True)
@@ -683,11 +731,11 @@ def _prompt(row: dict[str, Any], folder: Path, encoder: ChatEncoder, config: Tok
     """The target's input for a row up to its last turn of the user or a tool. Raises Unusable."""
     turns = [turn for turn, message in enumerate(row["messages"]) if message["role"] in ASKING]
     messages = row["messages"][: turns[-1] + 1]
-    tools = row.get("tools", ())
+    tools, documents = row.get("tools", ()), row.get("documents", ())
     if config.contexts == "served":
-        prompt = encoder.served_prompt(messages, tools, config.history_reasoning == "kept", row["id"])
+        prompt = encoder.served_prompt(messages, tools, config.history_reasoning == "kept", row["id"], documents)
     else:
-        prompt = encoder.encoded_prompt(messages, row["id"], tools)
+        prompt = encoder.encoded_prompt(messages, row["id"], tools, documents)
     images = load_images(row["images"][: sum(map(num_images, messages))], folder, encoder.processor, config.max_length)
     sample = _prompted(row["id"], "image" if images else "text", messages, images, encoder, prompt)
     check_length(len(sample.input_ids), config.max_length)
@@ -799,13 +847,18 @@ def _load_image(encoded: bytes, processor: Processor, tokens: int) -> ImageChunk
 
 
 def prompt_ids(
-    sample_id: str, messages: Messages, images: Sequence[bytes], encoder: ChatEncoder, tools: Tools = ()
+    sample_id: str,
+    messages: Messages,
+    images: Sequence[bytes],
+    encoder: ChatEncoder,
+    tools: Tools = (),
+    documents: Documents = (),
 ) -> tuple[list[int], int]:
     """The ids of a `prompt_sample` with one placeholder per image, and their number with images expanded.
 
     No image of Qwen's is decoded. Raises Unusable as `prompt_sample` and `load_each`.
     """
-    encoded = encoder.encoded_prompt(messages, sample_id, tools)
+    encoded = encoder.encoded_prompt(messages, sample_id, tools, documents)
     ids = encoded.input_ids.tolist()
     if encoder.processor.own is not None and images:
         seen = _see(images, encoder.processor.own)
@@ -818,10 +871,17 @@ def prompt_ids(
 
 
 def prompt_sample(
-    sample_id: str, category: str, messages: Messages, images: Images, encoder: ChatEncoder, tools: Tools = ()
+    sample_id: str,
+    category: str,
+    messages: Messages,
+    images: Images,
+    encoder: ChatEncoder,
+    tools: Tools = (),
+    documents: Documents = (),
 ) -> TokenSample:
     """The target's input for answering `messages`: turns, generation prompt and images. Raises Unusable."""
-    return _prompted(sample_id, category, messages, images, encoder, encoder.encoded_prompt(messages, sample_id, tools))
+    prompt = encoder.encoded_prompt(messages, sample_id, tools, documents)
+    return _prompted(sample_id, category, messages, images, encoder, prompt)
 
 
 def _prompted(

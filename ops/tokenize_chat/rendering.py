@@ -122,8 +122,8 @@ def render(shared: tuple[str, dict[str, Any]], item: dict[str, Any]) -> dict[str
     first failure.
 
     A text begins with the first `agreement` characters of the one before it; what may fail and does is null. shared:
-    the template, and the arguments of every rendering; its clock stands still. item: "messages", "tools", and
-    "renderings": the places of each one's messages, its options, and whether it may fail.
+    the template, and the arguments of every rendering; its clock stands still. item: "messages", "tools",
+    "documents", and "renderings": the places of each one's messages, its options, and whether it may fail.
     """
     template, arguments = shared[0], {CLOCK: clock_now, **shared[1]}
     results: list[Any] = []
@@ -132,7 +132,12 @@ def render(shared: tuple[str, dict[str, Any]], item: dict[str, Any]) -> dict[str
         messages = [item["messages"][place] for place in places]
         try:
             texts, spans = render_jinja_template(
-                conversations=[messages], tools=item["tools"], chat_template=template, **options, **arguments
+                conversations=[messages],
+                tools=item["tools"],
+                documents=item["documents"],
+                chat_template=template,
+                **options,
+                **arguments,
             )
         except (TemplateError, *RAISED) as error:
             if may_fail:

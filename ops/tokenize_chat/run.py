@@ -38,6 +38,7 @@ from ops.tokenize_chat.pieces import SUFFIX, Outcome, Row, Tokenized, all_pieces
 from ops.tokenize_chat.preview import Preview
 from ops.tokenize_chat.template import (
     ANSWER_NOT_FOUND,
+    DOCUMENTS_NOT_SHOWN,
     IMAGES_NOT_SHOWN,
     MISFITS,
     NO_ANSWER,
@@ -55,6 +56,7 @@ REMEDIES = {
     "prompts_only = true",
     OTHER_THOUGHT: "set enable_thinking as regenerate_answers has it",
     TOOLS_NOT_SHOWN: "use a template with tools (chat_template), or remove them",
+    DOCUMENTS_NOT_SHOWN: "use a template with documents (chat_template), or write them into the user's turn",
     IMAGES_NOT_SHOWN: "use a template that shows them (chat_template), or remove these images",
     OTHER_ORDER: "list results in the order of their calls",
     SPECIAL_IN_TEXT: "remove the tokenizer's special tokens from the texts",
@@ -72,7 +74,8 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     Rows are read three times, once for each split, and never kept: only one shard and the threads' rows are in memory,
     or one piece.
     Drop reasons: "no answer", "special token in the text", "refused by the chat template", "answer begins inside a
-    token", "reasoning does not fit the generation prompt", "images of tool results not shown by the chat template",
+    token", "reasoning does not fit the generation prompt", "tools not shown by the chat template", "documents not shown
+    by the chat template", "images of tool results not shown by the chat template",
     "images of tool results in another order than their calls", "image undecodable", "image refused by the processor",
     "longer than max_length" (never cut inside an answer), "fewer than min_loss_tokens", and the MISFITS of template.py.
     Raises DataError for a processor that does not fit the samples, for a template that fits none of them, for more

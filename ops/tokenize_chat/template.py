@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]]
+Documents = Sequence[dict[str, Any]]
 Span = tuple[int, int]  # first character, and the one behind the last
 
 SPECIAL_IN_TEXT = "special token in the text"
@@ -39,6 +40,7 @@ NOT_CLOSED = "no EOS token behind an answer"
 ANSWER_CHANGED = "answer changed by the chat template"
 OTHER_PLACEHOLDERS = "placeholders differ from the images"
 TOOLS_NOT_SHOWN = "tools not shown by the chat template"
+DOCUMENTS_NOT_SHOWN = "documents not shown by the chat template"
 IMAGES_NOT_SHOWN = "images of tool results not shown by the chat template"
 OTHER_ORDER = "images of tool results in another order than their calls"
 OTHER_IDS = "generated ids that the model does not have"
@@ -125,40 +127,55 @@ class Template:
         """
         self._process.map([self._text, self._arguments], [_item([])])
 
-    def check(self, messages: Messages, tools: Tools = ()) -> None:
+    def check(self, messages: Messages, tools: Tools = (), documents: Documents = ()) -> None:
         """Check that no text contains a special token, which would look like a part of the template. Raises Unusable.
 
-        Texts are also those of reasoning, of calls and of tools. The texts of a message count as one: an image between
-        two of them may have been moved away.
+        Texts are also those of reasoning, of calls, of tools and of documents. The texts of a message count as one: an
+        image between two of them may have been moved away.
         """
         texts = ["".join(texts_of(message)) for message in messages]
         texts += [message["reasoning_content"] for message in messages if "reasoning_content" in message]
         texts += strings_in([message.get("tool_calls", ()) for message in messages])
-        texts += strings_in(tools_in_form(self._tools_as, tools))
+        texts += strings_in([tools_in_form(self._tools_as, tools), documents])
         everything = "\0".join(texts)
         for token in self.special_tokens:
             if token in everything:
                 raise Unusable(SPECIAL_IN_TEXT, token)
 
-    def render(self, messages: Messages, prompt: bool = False, sample_id: str | None = None, tools: Tools = ()) -> str:
+    def render(
+        self,
+        messages: Messages,
+        prompt: bool = False,
+        sample_id: str | None = None,
+        tools: Tools = (),
+        documents: Documents = (),
+    ) -> str:
         """The text of the messages. prompt: with the generation prompt after them. Raises as `finish` does."""
-        return self.finish(_one_text(Rendering(messages, prompt, tools=tools)), sample_id)
+        return self.finish(_one_text(Rendering(messages, prompt, tools=tools)), sample_id, documents)
 
-    def finish(self, renderings: Renderings[T], sample_id: str | None = None) -> T:
-        """Run a generator to its result, rendering all that it requests.
+    def finish(self, renderings: Renderings[T], sample_id: str | None = None, documents: Documents = ()) -> T:
+        """Run a generator to its result, rendering all that it requests with the documents.
 
         Raises Unusable if the template refuses the messages or fails on them, and DataError if it takes too long.
         """
-        (result,) = self.finish_all([renderings], [sample_id])
+        (result,) = self.finish_all([renderings], [sample_id], [documents])
         if isinstance(result, Unusable):
             raise result
         return result
 
-    def finish_all(self, samples: Sequence[Renderings[T]], sample_ids: Sequence[str | None]) -> list[T | Unusable]:
+    def finish_all(
+        self,
+        samples: Sequence[Renderings[T]],
+        sample_ids: Sequence[str | None],
+        documents: Sequence[Documents] | None = None,
+    ) -> list[T | Unusable]:
         """Run several generators as `finish` does; each result may be the reason why a sample is unusable.
+
+        documents: of each.
 
         Raises DataError if rendering takes too long.
         """
+        documents = documents or [()] * len(samples)
         results: dict[int, T | Unusable] = {}
         texts: dict[int, Sequence[Text] | None] = dict.fromkeys(range(len(samples)))  # to send to each generator
         left = [self._seconds] * len(samples)
@@ -172,7 +189,10 @@ class Template:
                 except Unusable as error:
                     results[place] = error
             rendered = self._render(
-                list(wanted.values()), [sample_ids[place] for place in wanted], [left[place] for place in wanted]
+                list(wanted.values()),
+                [sample_ids[place] for place in wanted],
+                [documents[place] for place in wanted],
+                [left[place] for place in wanted],
             )
             texts = {}
             for place, (found, left[place]) in zip(wanted, rendered, strict=True):
@@ -183,10 +203,15 @@ class Template:
         return [results[place] for place in range(len(samples))]
 
     def _render(
-        self, samples: Sequence[Sequence[Rendering]], sample_ids: Sequence[str | None], seconds: Sequence[float]
+        self,
+        samples: Sequence[Sequence[Rendering]],
+        sample_ids: Sequence[str | None],
+        documents: Sequence[Documents],
+        seconds: Sequence[float],
     ) -> list[tuple[Sequence[Text] | Unusable, float]]:
         """The rendered texts for each sample, and the seconds left to it."""
-        items = [_item(renderings, self._shown, self._tools_as) for renderings in samples]
+        pairs = zip(samples, documents, strict=True)
+        items = [_item(renderings, self._shown, self._tools_as, own) for renderings, own in pairs]
         try:
             replies = self._process.map([self._text, self._arguments], items, seconds) if items else []
         except Exhausted as error:
@@ -212,6 +237,7 @@ def _item(
     renderings: Sequence[Rendering],
     shown: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     tools_as: ToolsAs = GIVEN,
+    documents: Documents = (),
 ) -> dict[str, Any]:
     """The requests of a sample for `render`; a message of several of them is sent once."""
     places: dict[int, int] = {}
@@ -225,7 +251,12 @@ def _item(
         options = {"add_generation_prompt": rendering.prompt, "return_assistant_tokens_mask": rendering.marked}
         wanted.append([[places[id(message)] for message in rendering.messages], options, rendering.may_fail])
     tools = renderings[0].tools if renderings else ()
-    return {"messages": messages, "tools": tools_in_form(tools_as, tools) or None, "renderings": wanted}
+    return {
+        "messages": messages,
+        "tools": tools_in_form(tools_as, tools) or None,
+        "documents": list(documents) or None,
+        "renderings": wanted,
+    }
 
 
 def _texts(result: dict[str, Any]) -> Sequence[Text] | Unusable:

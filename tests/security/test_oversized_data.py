@@ -622,7 +622,8 @@ def test_the_images_of_a_row_are_no_more_than_the_largest_image(tmp_path):
     assert ["b"] == read(source, tmp_path)
     size = f"large.png: {MAX_IMAGE_BYTES // 2 + 1} bytes, more than {MAX_IMAGE_BYTES}, with those before it"
     assert (
-        f'a,image file too large,"{size}"' == (tmp_path / "stage" / "out" / "dropped.csv").read_text().splitlines()[1]
+        f'a,image file too large,"{size}; write it as a smaller JPEG or PNG"'
+        == (tmp_path / "stage" / "out" / "dropped.csv").read_text().splitlines()[1]
     )
 
 

@@ -127,10 +127,10 @@ def json_line(value: object, *, sort_keys: bool = True) -> str:
 
 
 def sample_line(row: dict[str, Any]) -> str:
-    """A sample as a line of samples.jsonl. Keys are sorted, but for samples with tools, since templates write these in
-    the order given. Raises ValueError as `write_json` does.
+    """A sample as a line of samples.jsonl. Keys are sorted, but for samples with tools or documents, since templates
+    write these in the order given. Raises ValueError as `write_json` does.
     """
-    return json_line(row, sort_keys="tools" not in row)
+    return json_line(row, sort_keys=not {"tools", "documents"} & row.keys())
 
 
 def write_jsonl(path: Path, rows: Iterable[object]) -> None:

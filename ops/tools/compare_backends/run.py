@@ -272,7 +272,8 @@ def compare_preprocessing(request: Request, samples: Sequence[TokenSample], devi
             references = row["images"][: len(sample.image_grid_thw)]
             images = [read_packed(request.images.path, reference) for reference in references]
             tools = {"tools": tools_in_form(f"sglang-{installed_version()}", row["tools"])} if "tools" in row else {}
-            prompt = served.prompt(messages, images, {**options, **tools})
+            documents = {"documents": row["documents"]} if "documents" in row else {}
+            prompt = served.prompt(messages, images, {**options, **tools, **documents})
             ids = sample.input_ids[: sample.prompt_tokens]
             differences = [] if torch.equal(prompt.input_ids, ids) else [_first_difference(ids, prompt.input_ids)]
             if images and not torch.equal(prompt.image_grid_thw, sample.image_grid_thw):

@@ -162,7 +162,7 @@ def held_out_prompts(samples: Path, vision: bool, count: int) -> tuple[ChatPromp
     """
     rows: dict[str, list[dict[str, Any]]] = {split: [] for split in HELD_OUT}
     for row in read_jsonl(samples / "samples.jsonl"):
-        asks = any(turn["role"] == "user" for turn in row["messages"]) and "tools" not in row
+        asks = any(turn["role"] == "user" for turn in row["messages"]) and not {"tools", "documents"} & row.keys()
         fits = asks and bool(row["images"]) == vision
         if fits and len(rows[row["split"]]) < count:
             rows[row["split"]].append(row)

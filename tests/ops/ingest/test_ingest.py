@@ -12,6 +12,7 @@ from own_samples import ANSWER, ASK, GOOD, run_ingest
 
 from dsl.errors import DataError
 from ops.ingest.op import Ingest
+from ops.ingest.remedies import ANSWERED_LATER
 from ops.ingest.rows import row_mistake
 from ops.ingest.run import ingest
 
@@ -310,9 +311,9 @@ def test_more_drops_than_max_dropped_fail_with_the_reasons(tmp_path):
         '       2  no answer (first: sample "2")',
         '       1  no turns (first: sample "3")',
         "the first of them:",
-        '  sample "2": no answer',
-        '  sample "3": no turns',
-        '  sample "4": no answer',
+        f'  sample "2": no answer ({ANSWERED_LATER})',
+        '  sample "3": no turns (remove the row, or give it turns)',
+        f'  sample "4": no answer ({ANSWERED_LATER})',
         f"all of them: {tmp_path}/less/out/dropped.csv",
     ]
 
@@ -323,7 +324,7 @@ def test_splits_drops_and_empty_splits_are_told_before_later_nodes_spend_their_t
     assert capsys.readouterr().out.splitlines() == [
         "info: kept train 1, val 0, test 0",
         'info: dropped 1  no answer (first: sample "2")',
-        'info: sample "2": no answer',
+        f'info: sample "2": no answer ({ANSWERED_LATER})',
         f'info: the split "val" is empty; {remedy}',
         f'info: the split "test" is empty; {remedy}',
         "warning: 50% of the samples (1 of 2) are dropped: 1 no answer; set require_answers = false, and let "

@@ -162,4 +162,7 @@ def test_an_image_file_above_the_limit_drops_its_sample_and_is_not_read(tmp_path
     assert summary["dropped"] == {"image file too large": 1}
     assert 5 == sum(pack.stat().st_size for pack in stage.out_dir.glob("images-*.bin"))
     table = (stage.out_dir / "dropped.csv").read_text().splitlines()
-    assert table[1] == '2,image file too large,"large.png: 268435457 bytes, more than 268435456"'
+    assert (
+        table[1]
+        == '2,image file too large,"large.png: 268435457 bytes, more than 268435456; write it as a smaller JPEG or PNG"'
+    )

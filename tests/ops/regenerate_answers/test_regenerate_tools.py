@@ -49,10 +49,10 @@ def processors(tmp_path_factory):
     return {name: checkpoint_of(folder / name, text) for name, text in (("extends", EXTENDS), ("strips", STRIPS))}
 
 
-def samples_of(folder, *conversations, tools=TOOLS):
+def samples_of(folder, *conversations, tools=TOOLS, **more):
     folder.mkdir(parents=True)
     rows = [
-        {"id": f"s{n}", "split": "train", "category": "text", "messages": messages, "images": [], "tools": tools}
+        {"id": f"s{n}", "split": "train", "category": "text", "messages": messages, "images": [], "tools": tools} | more
         for n, messages in enumerate(conversations)
     ]
     (folder / "samples.jsonl").write_text("".join(json_line(row, sort_keys=False) for row in rows))
@@ -101,6 +101,41 @@ def test_a_server_is_asked_with_tools_calls_and_results_as_the_protocol_has_them
     assert ["stop"] * 4 == row["finish_reasons"]
     assert [{"type": "text", "text": "I look."}] == row["messages"][5]["content"]
     assert ([0], [0]) == (stage.metric("regenerate/cut_at_call"), stage.metric("regenerate/calls_skipped"))
+
+
+READING = "{%- for each in documents or [] %}{{- '<|im_start|>system\\n' + each.text + '<|im_end|>\\n' }}{%- endfor %}"
+
+
+@pytest.mark.parametrize("thinking", [None, False])
+@pytest.mark.parametrize("prompts", ["messages", "ids"])
+def test_a_server_gets_documents_as_arguments_of_the_chat_template(tmp_path, processors, prompts, thinking):
+    tokenizer = AutoTokenizer.from_pretrained(processors["strips"])
+    (tmp_path / "template.jinja").write_text(READING + STRIPS)
+    documents = [{"text": "result: clear sky"}]
+    samples = samples_of(tmp_path / "in", CHAIN[:4], documents=documents)
+    remaining = iter([called("Paris"), response("Clear.")])
+    with ChatServer(lambda b: response("H", "length") if is_probe(b) else next(remaining), owner="sglang") as server:
+        stage = FakeStage(tmp_path, {"samples": samples, "target": None})
+        options = {"prompts": prompts, "chat_template": str(tmp_path / "template.jinja"), "enable_thinking": thinking}
+        processor = {"target": None, "processor": str(processors["strips"]), "concurrency": 1}
+        regenerate_answers(endpoint_config(server, **processor, **OPTIONS, **options), stage)
+    assert documents == only_row(stage)["documents"]
+    rendered = tokenizer.apply_chat_template(
+        [{**CHAIN[0], "content": "Weather in Paris?"}],
+        tools=TOOLS,
+        documents=documents,
+        chat_template=READING + STRIPS,
+        add_generation_prompt=True,
+        tokenize=False,
+        **({} if thinking is None else {"enable_thinking": thinking}),
+    )
+    first = server.conversations[0]
+    if prompts == "ids":
+        assert "chat_template_kwargs" not in first
+        assert tokenizer.encode(rendered, add_special_tokens=False) == first["input_ids"]
+    else:
+        own = {} if thinking is None else {"enable_thinking": thinking}
+        assert [{**own, "documents": documents}] * 2 == [body["chat_template_kwargs"] for body in server.conversations]
 
 
 @pytest.mark.parametrize("owner", ["sglang", "vllm"])
