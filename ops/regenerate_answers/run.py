@@ -21,6 +21,7 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
 from ops.evaluate.statistics import is_repetition
+from ops.ingest.sample import LAST
 from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import link_or_copy, read_jsonl, sample_line, write_json
 from ops.lib.data.image_packs import link_packs
@@ -38,7 +39,6 @@ from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.sampling import Sampling, unused_settings
 from ops.regenerate_answers.shards import Answer, Progress, Shard, asked_rows, shards, turns_of
-from ops.tokenize_chat.encode import LAST
 
 FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
