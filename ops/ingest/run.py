@@ -13,50 +13,18 @@ from dsl.errors import DataError
 from dsl.op import is_builtin
 from dsl.stage import Stage
 from ops.ingest.digits import digit_samples
-from ops.ingest.image_folder import BESIDE
-from ops.ingest.image_values import AUDIO, MISSING, OUTSIDE, REMOTE, VIDEO, encoded_image
+from ops.ingest.image_values import encoded_image
 from ops.ingest.op import GROUP, Ingest
 from ops.ingest.prose import prose_samples
 from ops.ingest.read import Read, images_without_row, read_samples, unread_captions
-from ops.ingest.rows import CHANNELS, NO_ANSWER, PYTHON_CALLS, WITHOUT_TOOLS
+from ops.ingest.remedies import REMEDIES
 from ops.ingest.sample import LAST, DroppedSample, RawSample
 from ops.ingest.source import check_builtin
 from ops.ingest.splits import hash_of, kept_of, split_of
-from ops.ingest.traffic import (
-    CUT,
-    FAILED,
-    FILTERED,
-    LOG_CUT,
-    NO_RESPONSE,
-    NOT_KNOWN,
-    REFUSED,
-    STREAMED,
-    WITH_IMAGES,
-    WITH_TOOLS,
-)
 from ops.lib.data.files import json_line, sample_line, write_json
 from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter
 from ops.lib.data.sample_account import DUPLICATE, NOT_TAKEN, SPLITS, Tally, Unusable
 
-NOT_READ = "remove them, or what they hold besides texts and images"
-REMEDIES = {
-    MISSING: "check that the files are where the rows name them, and image_root",
-    OUTSIDE: "set image_root, or allow_outside = true",
-    REMOTE: "download the images, and name the files",
-    BESIDE: "move the images into the folders of their classes, or all images into one folder without subfolders",
-    NO_ANSWER: "set require_answers = false, and let regenerate_answers answer",
-    WITHOUT_TOOLS: 'give each row its "tools", or set default_tools',
-    PYTHON_CALLS: 'write the calls as "tool_calls", and the tools as "tools"',
-    NO_RESPONSE: "list the batch's output as a source too; or set require_answers = false, and let regenerate_answers "
-    "answer",
-    **dict.fromkeys(
-        (CUT, FAILED, FILTERED, REFUSED, STREAMED), "set require_answers = false, and let regenerate_answers answer"
-    ),
-    LOG_CUT: "start SGLang with --log-requests-level 3",
-    **dict.fromkeys((WITH_TOOLS, WITH_IMAGES, NOT_KNOWN), "log the requests themselves, with their messages"),
-    CHANNELS: 'write the analysis as "reasoning_content", and calls as "tool_calls"',
-    **dict.fromkeys((VIDEO, AUDIO), NOT_READ),
-}
 Group = tuple[str, str]  # category, split
 
 

@@ -78,6 +78,7 @@ class RawSample:
     tools   those that the assistant may call, in the form that chat templates take
     ignored what else the row has, and why it is left out
     opening of a request to a server: a digest of the turns up to the user's first (`opening_of`); None for other rows
+    lacks   of a request that is kept as a prompt: why it has no answer
     """
 
     id: str
@@ -91,6 +92,7 @@ class RawSample:
     tools: tuple[dict[str, Any], ...] = ()
     ignored: tuple[str, ...] = ()
     opening: str | None = None
+    lacks: str = ""
 
     @property
     def drawn_by(self) -> str:

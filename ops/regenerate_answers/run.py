@@ -31,6 +31,7 @@ from ops.lib.data.tool_forms import GIVEN
 from ops.lib.forecasts import ANSWERED, SamplesForecast, TargetStated, refuse_conflicts
 from ops.lib.target.model import Target
 from ops.lib.target.token_ids import GENERATION
+from ops.lib.vision.template_kinds import WITH_TOOLS
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conflicts import conflicts
 from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, Conversation, Prompts
@@ -39,6 +40,7 @@ from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.sampling import Sampling, unused_settings
 from ops.regenerate_answers.shards import Answer, Progress, Shard, asked_rows, shards, turns_of
+from ops.tokenize_chat.template import TOOLS_NOT_SHOWN
 
 FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
@@ -64,6 +66,7 @@ REMEDIES = {
     "drop_repetitions = false",
     RETOKENISED: "set drop_retokenised = false, which trains on tokens that the target did not generate",
     SPECIAL_IN_ANSWER: UNTRAINED,
+    TOOLS_NOT_SHOWN: f"{WITH_TOOLS}; of a server, set chat_template beside processor",
 }
 ENDLESS = {FINISHED.format("length"), TOO_LONG, REPETITION}
 

@@ -53,7 +53,7 @@ REMEDIES = {
     NO_ANSWER: 'let regenerate_answers answer them before, with answers = "target" and their split in `splits`; or set '
     "prompts_only = true",
     OTHER_THOUGHT: "set enable_thinking as regenerate_answers has it",
-    TOOLS_NOT_SHOWN: "use a template with tools (chat_template), or remove them",
+    TOOLS_NOT_SHOWN: "use a template with tools (chat_template, that of load_target with a target), or remove them",
     IMAGES_NOT_SHOWN: "use a template that shows them (chat_template), or remove these images",
     OTHER_ORDER: "list results in the order of their calls",
     SPECIAL_IN_TEXT: "remove the tokenizer's special tokens from the texts",

@@ -60,7 +60,10 @@ def losses_of(summary: Mapping[str, Any]) -> list[Loss]:
 
 
 def dropped_samples(
-    dropped: Counter[str], total: int, remedies: Mapping[str, str], where: str = "dropped.csv names each with its reason"
+    dropped: Counter[str],
+    total: int,
+    remedies: Mapping[str, str],
+    where: str = "dropped.csv names each with its reason",
 ) -> list[Loss]:
     """The loss of samples dropped for their own faults, out of `total` samples read; empty for a small loss.
 

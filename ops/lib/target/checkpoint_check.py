@@ -211,7 +211,9 @@ def date_mistakes(day: str | None, chat_template: str | None, checkpoint: str) -
     """A mistake, by field, if template_date does not go with any chat template of the file or the directory."""
     if day is None:
         return {}
-    mistakes = [_raised(with_day, text, read_day(day), checkpoint) for text in _templates(chat_template, checkpoint)]
+    mistakes = [
+        _raised(with_day, text, read_day(day), checkpoint) for text in chosen_templates(chat_template, checkpoint)
+    ]
     return {"template_date": mistakes[0][0]} if mistakes and all(mistakes) else {}
 
 
@@ -220,10 +222,10 @@ def template_notes(chat_template: str | None, checkpoint: str | None, day: str |
 
     day: one that takes the place of today's.
     """
-    return template_warnings(_templates(chat_template, checkpoint), day=day)
+    return template_warnings(chosen_templates(chat_template, checkpoint), day=day)
 
 
-def _templates(chat_template: str | None, checkpoint: str | None) -> list[str]:
+def chosen_templates(chat_template: str | None, checkpoint: str | None) -> list[str]:
     """The text of the file, else those of the directory; empty for what cannot be read, which is reported elsewhere."""
     if chat_template is not None:
         file = Path(chat_template)
