@@ -108,8 +108,8 @@ class Preview:
 
 @frozen
 class _Token:
-    """A token, or run of image tokens, as the page shows it. kind: "l" if it is learnt, with "reasoning" or "call" where
-    it is known to be one, "i" for an image's tokens.
+    """A token, or run of image tokens, as the page shows it. kind: "l" if it is learnt, with "reasoning" or "call"
+    where it is known to be one, "i" for an image's tokens.
     """
 
     text: str
