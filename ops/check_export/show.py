@@ -17,9 +17,8 @@ def report(folder: Path) -> Sequence[Section]:
     live = {f"live: {name}": value for name, value in check["live"].items()}
     sections = [Section("gate", facts({"static": check["static"], **live}))]
     of = f" of the {check['evaluated']} that evaluate asked" if "evaluated" in check else ""
-    note = (
-        f"Of the gate's {check['prompts']} prompts{of} (live_prompts), so tau is another than that of the evaluation."
-    )
+    which = f"the gate's {check['prompts']} prompts{of} (live_prompts)"
+    note = f"Of {which}, so tau is another than that of the evaluation."
     if check["prompts"] == check.get("evaluated"):
         note = f"Of the {check['prompts']} prompts of the evaluation."
     if check.get("engine", plain().engine):

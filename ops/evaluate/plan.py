@@ -96,7 +96,7 @@ def _growth(config: Evaluate, context: PlanContext) -> Growth | None:
         sizes = Counter(row.category for row in checked_rows(Benchmark.of(config)))
         small, full = (_prompts(sizes, limit) for limit in (tried.max_prompts, config.max_prompts))
     elif counted is not None:
-        asked = _asked(config, context.trial.inputs["tokens"])
+        asked = asked_prompts(config, context.trial.inputs["tokens"])
         trial, whole = (_of_split(each, config.split) for each in (counted.samples.trial, counted.samples.full))
         small = _prompts(asked, tried.max_prompts)
         grown = {kind: count * whole.get(kind, 0) / trial[kind] for kind, count in asked.items() if trial.get(kind)}
@@ -106,7 +106,7 @@ def _growth(config: Evaluate, context: PlanContext) -> Growth | None:
     return Growth(series=(Amount(small, full),), output=max(1.0, full / max(small, 1)), notes=(UNTRAINED,))
 
 
-def _asked(config: Evaluate, tokens: Path) -> dict[str, float]:
+def asked_prompts(config: Evaluate, tokens: Path) -> dict[str, float]:
     """The prompts that a trial's tokens give, by category: conversations, or with prompts = "each" answers."""
     records = [record for record in read_jsonl(tokens / "samples.jsonl") if record["split"] == config.split]
     asked: Counter[str] = Counter()
