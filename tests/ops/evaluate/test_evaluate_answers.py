@@ -271,10 +271,8 @@ def test_the_kinds_of_the_data_are_counted_by_sample(served, tokens):
 
 
 def test_where_every_sample_has_one_answer_each_asks_no_more_than_last_and_says_so(tokens, draft, lively, tmp_path):
-    samples = write_rows(
-        tmp_path / "in",
-        [row("train", SHORT), {**row("long", LONG), "split": "test"}, {**row("b", SHORT), "split": "test"}],
-    )
+    held_out = [{**each, "split": "test"} for each in (row("long", LONG), row("b", SHORT))]
+    samples = write_rows(tmp_path / "in", [row("train", SHORT), *held_out])
     options = {"processor": str(tokens.path / "processor"), "contexts": "served", "min_loss_tokens": 1}
     last = run_tokenize(tmp_path, samples, train_on="last", **options).artifact(TokenShards)
     stage = FakeStage(tmp_path / "eval", {"tokens": last})
