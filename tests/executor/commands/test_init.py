@@ -601,7 +601,7 @@ def test_a_target_of_two_layers_is_captured_at_its_first_and_planned_as_it_stand
     written = (project / "pipeline.toml").read_text()
     line = next(line for line in written.splitlines() if line.startswith("target_layer_ids"))
     (project / "pipeline.toml").write_text(written.replace(line, "num_layers = 1"))
-    assert 1 == main(["plan", "pipeline.toml"])
+    assert 2 == main(["plan", "pipeline.toml"])
     said = " ".join(capsys.readouterr().out.split())
     assert "has none between its 2nd and 3rd-last; set target_layer_ids = [0] instead" in said
     (project / "target" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
