@@ -83,8 +83,9 @@ def estimate(config: RegenerateAnswers, context: PlanContext) -> Estimate:
         )
     if not generates:
         return Estimate(growth=growth, forecast=forecast, notes=(KEPT,))
-    has_tools = target is not None and source is not None and source.has_tools
-    of_tools = (f"warning: {target.tools_warning}",) if has_tools and target.tools_warning else ()
+    of_tools: tuple[str, ...] = ()
+    if target is not None and source is not None and source.has_tools and target.tools_warning:
+        of_tools = (f"warning: {target.tools_warning}",)
     if target is None or config.backend != "huggingface":
         notes = (*template_notes(config.chat_template, config.processor), *of_tools)
         return Estimate(growth=growth, forecast=forecast, notes=notes)
