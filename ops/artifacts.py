@@ -89,7 +89,7 @@ class TokenShards(Artifact):
                                 reasoning, 2 text, 3 call, 4 the EOS of an answer
     processor/                  tokenizer.json, tokenizer_config.json, chat_template.jinja and, for images,
                                 preprocessor_config.json: loadable by transformers
-    preview.html                the first samples of the train split: tokens coloured by the loss mask, images small
+    preview.html                samples of the train split, of every source and form: tokens coloured by mask and kind
     summary.json                as in Samples, and dropped.csv; "in" and "kept" count conversations, "splits" samples
     """
 

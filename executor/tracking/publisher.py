@@ -41,7 +41,7 @@ COMMAND = module_command("executor.tracking.publisher")
 EVERY_S = 2.0
 RETRY_S = 5.0
 NICE = 5  # stages come first
-REPORT_WITHIN_S = 45.0
+REPORT_WITHIN_S = 150.0  # seconds of work, and more where others use all cores
 FOR_EXECUTOR = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # also where they are sent to all processes
 
 
@@ -50,11 +50,13 @@ class Report:
     """A line from the sending process to the executor. warning: what MLflow lacks and why, None for nothing so far.
 
     is_last: nothing more will be sent. note: what takes long; the line then says nothing else.
+    waits: how many seconds more the end of a run waits for that.
     """
 
     warning: str | None
     is_last: bool
     note: str = ""
+    waits: float = 0.0
 
 
 class Display(Protocol):
@@ -80,6 +82,7 @@ class Publisher:
         self._is_finishing = self._is_given_up = False
         self._is_all_sent = self._is_warned = False
         self._warning: str | None = None
+        self._more_s = 0.0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._thread.start()
@@ -92,7 +95,7 @@ class Publisher:
         with self._lock:
             self._is_finishing = True
             self._request_end()
-        while self._thread.is_alive() and not give_up() and time.monotonic() - started < within:
+        while self._thread.is_alive() and not give_up() and time.monotonic() - started < within + self._more_s:
             self._thread.join(POLL_S)
             if not is_noted and self._thread.is_alive() and time.monotonic() - started > SILENT_S:
                 self._display.note(f"sending the rest to MLflow, for {within:.0f} s at most (Ctrl-C: leave it)")
@@ -160,6 +163,7 @@ class Publisher:
         report = structure(Report, json.loads(line))
         if report.note:
             self._display.note(report.note)
+            self._more_s = max(self._more_s, report.waits)
             return
         self._warning = report.warning
         self._is_all_sent = report.is_last and self._warning is None
@@ -186,8 +190,10 @@ class ReportWriter:
     file: the finished report, in the record's folder.
     """
 
-    def __init__(self, store: Path, folder: Path) -> None:
+    def __init__(self, store: Path, folder: Path, waiting: Callable[[], object] | None = None) -> None:
+        """waiting: called when only the report is waited for, longer than SILENT_S."""
         self.file = folder / REPORT
+        self._waiting = waiting
         self._arguments = ("report", folder.name, "--store", str(store), "-o", str(self.file))
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -207,6 +213,9 @@ class ReportWriter:
         self.begin()
         with self._lock:
             assert self._thread is not None
+            self._thread.join(SILENT_S)
+            if self._waiting is not None and self._thread.is_alive():
+                self._waiting()
             self._thread.join()
             self._thread = None
         assert self._done is not None
@@ -226,14 +235,17 @@ def main() -> int:
     reports = os.dup(1)
     os.dup2(2, 1)  # libraries may print to standard output
     finished = threading.Event()
-    written = ReportWriter(store, folder)
+
+    def report(what: Report) -> None:
+        os.write(reports, compact(unstructure(what)))
+
+    about = f"writing the report of the run, for {REPORT_WITHIN_S:.0f} s at most (Ctrl-C: leave it)"
+    written = ReportWriter(
+        store, folder, lambda: report(Report(None, is_last=False, note=about, waits=REPORT_WITHIN_S))
+    )
     threading.Thread(target=_listen, args=(finished, written), daemon=True).start()
 
     with sync_lock(folder):
-
-        def report(what: Report) -> None:
-            os.write(reports, compact(unstructure(what)))
-
         replay = new_replay(
             store, folder, written, is_live=True, say=lambda text: report(Report(None, is_last=False, note=text))
         )

@@ -29,6 +29,11 @@ def spread_layers(num_target_layers: int, num_layers: int, field: str = "num_lay
         ids: tuple[int, ...] = (n // 2,)
     else:
         ids = tuple(round(1 + i * (n - 4) / (count - 1)) for i in range(count))
+    if n < 3:
+        instead = "set target_layer_ids = [0] instead" if n == 2 else "use a target of 2 layers or more"
+        raise ConfigError(
+            f"{field} = {count}: a target of {n} layer{'s' * (n > 1)} has none between its 2nd and 3rd-last; {instead}"
+        )
     if len(set(ids)) < count or min(ids) < 0:
         shown = f" (they would be {list(ids)})" if count <= n else ""
         raise ConfigError(

@@ -90,6 +90,7 @@ class Outcome:
             "engine": self.engine,
             "live": live,
             "prompts": len(self.prompts),
+            "evaluated": self.report["prompts"],
             "tau": {"evaluate": self.tau_evaluate, "served": self.tau_served},
             "warnings": list(self.warnings),
         }

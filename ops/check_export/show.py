@@ -16,12 +16,17 @@ def report(folder: Path) -> Sequence[Section]:
     check = read_json(folder / "check.json")
     live = {f"live: {name}": value for name, value in check["live"].items()}
     sections = [Section("gate", facts({"static": check["static"], **live}))]
+    of = f" of the {check['evaluated']} that evaluate asked" if "evaluated" in check else ""
+    which = f"the gate's {check['prompts']} prompts{of} (live_prompts)"
+    note = f"Of {which}, so tau is another than that of the evaluation."
+    if check["prompts"] == check.get("evaluated"):
+        note = f"Of the {check['prompts']} prompts of the evaluation."
     if check.get("engine", plain().engine):
         served = check["tau"].get("served") or {}
         rows = [(category, tau, served.get(category)) for category, tau in check["tau"]["evaluate"].items()]
-        sections.append(Section("tau", Table(("category", "evaluate", "served by SGLang"), rows)))
+        sections.append(Section("tau", Table(("category", "evaluate", "served by SGLang"), rows), note))
     else:
-        sections.append(Section("tau", Table(("category", "evaluate"), list(check["tau"]["evaluate"].items()))))
+        sections.append(Section("tau", Table(("category", "evaluate"), list(check["tau"]["evaluate"].items())), note))
     if check["warnings"]:
         sections.append(Section("warnings of the gate", Table(("warning",), [(text,) for text in check["warnings"]])))
     return [*sections, *_verdicts(check)]

@@ -78,6 +78,15 @@ def parted(report: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]
     return {table: parts for table, parts in tables.items() if len(parts) > 1}
 
 
+def missing_kinds(report: Mapping[str, Any]) -> list[str]:
+    """A sentence for each kind of token that samples of the split learn and no answer of the target has a step in."""
+    return [
+        f"{kind}: no steps; {count} of {report['samples_of_split']} samples of the split have some, and none of the "
+        "target's answers, so tau there is not measured"
+        for kind, count in report.get("kinds_without_steps", {}).items()
+    ]
+
+
 def context_label(part: str) -> str:
     """The contexts of a part of "tau_by_context" in words: "04k" is "4k to 8k"."""
     thousands = int(part.removesuffix("k"))

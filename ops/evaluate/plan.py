@@ -13,7 +13,7 @@ from dsl.errors import DataError
 from dsl.estimate import Amount, Estimate, Growth, PlanContext
 from ops.evaluate.benchmark_rows import Benchmark, checked_rows
 from ops.evaluate.op import Evaluate
-from ops.lib.data.files import read_json
+from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.sizes import draft_parameters
 from ops.lib.forecasts import (
@@ -28,6 +28,7 @@ from ops.lib.forecasts import (
 from ops.lib.target.quantised import dequantising_note
 from ops.lib.target.sizes import ITEM_SIZES, PassSizes
 from ops.lib.thread_table import threads_of_decoding
+from ops.tokenize_chat.records import last_of_each
 
 PROMPTS = 4  # of a trial
 CATEGORIES = ("image", "text")  # of samples
@@ -95,11 +96,23 @@ def _growth(config: Evaluate, context: PlanContext) -> Growth | None:
         sizes = Counter(row.category for row in checked_rows(Benchmark.of(config)))
         small, full = (_prompts(sizes, limit) for limit in (tried.max_prompts, config.max_prompts))
     elif counted is not None:
-        small = _prompts(_of_split(counted.samples.trial, config.split), tried.max_prompts)
-        full = _prompts(_of_split(counted.samples.full, config.split), config.max_prompts)
+        asked = asked_prompts(config, context.trial.inputs["tokens"])
+        trial, whole = (_of_split(each, config.split) for each in (counted.samples.trial, counted.samples.full))
+        small = _prompts(asked, tried.max_prompts)
+        grown = {kind: count * whole.get(kind, 0) / trial[kind] for kind, count in asked.items() if trial.get(kind)}
+        full = _prompts(grown, config.max_prompts)
     else:
         return None
     return Growth(series=(Amount(small, full),), output=max(1.0, full / max(small, 1)), notes=(UNTRAINED,))
+
+
+def asked_prompts(config: Evaluate, tokens: Path) -> dict[str, float]:
+    """The prompts that a trial's tokens give, by category: conversations, or with prompts = "each" answers."""
+    records = [record for record in read_jsonl(tokens / "samples.jsonl") if record["split"] == config.split]
+    asked: Counter[str] = Counter()
+    for record in records if config.prompts == "each" else [records[place] for place in last_of_each(records)]:
+        asked[record["category"]] += len(record.get("answers", ())) or 1 if config.prompts == "each" else 1
+    return dict(asked)
 
 
 def _of_split(samples: Mapping[Kind, float], split: str) -> dict[str, float]:

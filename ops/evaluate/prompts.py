@@ -42,8 +42,9 @@ from ops.lib.target.sizes import context_length, positions, positions_field, rop
 from ops.lib.vision.images import fault_of, strict_pillow
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.channels import without_channels
+from ops.tokenize_chat.contexts import as_shown
 from ops.tokenize_chat.encode import ChatEncoder, load_each, prompt_ids, prompt_sample
-from ops.tokenize_chat.records import conversation_of_record
+from ops.tokenize_chat.records import last_of_each
 from ops.tokenize_chat.template import Messages
 
 MAX_PIXELS = op_of(InjectImages).fields["max_image_pixels"].default
@@ -81,9 +82,8 @@ class Prompt:
 
         Of a conversation in several samples, that is the last one's.
         """
-        last = {conversation_of_record(row): place for place, row in enumerate(reader.records)}
         samples = cls._of_samples(reader)
-        return [samples[place] for place in sorted(last.values())]
+        return [samples[place] for place in last_of_each(reader.records)]
 
     @classmethod
     def _of_samples(cls, reader: TokenReader) -> list[Prompt]:
@@ -207,6 +207,11 @@ def choose_prompts(config: Evaluate, stage: Stage, target: Target, encoder: Chat
         reader = TokenReader(stage.inputs["tokens"], config.split)
         check_images_fit(reader, target.family)
         every = Prompt.of_each_answer(reader) if config.prompts == "each" else Prompt.held_out(reader)
+        if config.prompts == "each" and len(every) == len(Prompt.held_out(reader)):
+            stage.info(
+                f'prompts = "each" asks what "last" asks: each of the {len(every)} conversations can be asked for one '
+                'answer, since it has no other, only its last is learnt (train_on = "last"), or it is a prompt only'
+            )
         return with_turns(spread_prompts(every, config.max_prompts, stage.info), reader)
     prompts = read_benchmark(Benchmark.of(config), encoder)
     if any(prompt.has_images for prompt in prompts):
@@ -298,12 +303,19 @@ class Dialogue:
     def _length(self) -> int:
         raw = self.row.sample
         images = [encoded_image(image) for image in raw.images]
-        return prompt_ids(raw.id, self.messages, images, self.encoder, raw.tools, raw.documents)[1]
+        return prompt_ids(raw.id, self._shown, images, self.encoder, raw.tools, raw.documents)[1]
 
     def _sample(self) -> TokenSample:
         raw = self.row.sample
         chunks = load_each(raw.images, encoded_image, self.encoder.processor)
-        return prompt_sample(raw.id, self.row.category, self.messages, chunks, self.encoder, raw.tools, raw.documents)
+        return prompt_sample(raw.id, self.row.category, self._shown, chunks, self.encoder, raw.tools, raw.documents)
+
+    @property
+    def _shown(self) -> Messages:
+        """The messages as a server gives them to the chat template: reasoning is under the key that it shows."""
+        if not any(message["role"] == "assistant" for message in self.messages):
+            return self.messages
+        return as_shown(self.encoder.habits, self.messages, keeps_reasoning=True)[1]
 
 
 def _words(text: str) -> list[dict[str, str]]:

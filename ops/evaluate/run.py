@@ -6,6 +6,7 @@ Everything is written before a loss is raised as an error.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.evaluate.conflicts import conflicts
 from ops.evaluate.figures import figures
+from ops.evaluate.intervals import ALL, missing_kinds
 from ops.evaluate.lossless import difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
@@ -25,6 +27,7 @@ from ops.evaluate.statistics import is_repetition
 from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import JOURNAL, Decoder, decode_conversations
 from ops.lib.data.files import read_json, write_json, write_jsonl
+from ops.lib.data.token_shards import KINDS, TokenReader
 from ops.lib.drafts.backbone.load import import_record, load_draft, random_draft
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
 from ops.lib.drafts.decoding.decode_options import DraftUse
@@ -80,8 +83,17 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         enable_thinking=read_json(stage.inputs["tokens"].path / "tokens.json").get("enable_thinking"),
         inputs={name: stage.inputs[name].digest for name in ("draft", "target", "tokens")},
         imported=import_record(stage.inputs["draft"].path),
+        data_kinds=data_kinds(TokenReader(stage.inputs["tokens"], config.split)) if config.benchmark is None else {},
     )
     finish(summary, encoder.processor, stage)
+
+
+def data_kinds(reader: TokenReader) -> dict[str, int]:
+    """The samples of a split under "all", and of each kind of token those that learn some; empty if not known."""
+    found = [reader.kinds(place) for place in range(len(reader))]
+    known = [kinds for kinds in found if kinds is not None]
+    counts = Counter(KINDS[kind] for kinds in known for kind in kinds.unique().tolist())
+    return {ALL: len(found), **counts} if known else {}
 
 
 def _settings(config: Evaluate, temperature: float) -> DecodeSettings:
@@ -114,6 +126,8 @@ def finish(summary: Summary, processor: Processor, stage: Stage) -> None:
         stage.figure(name, figure)
     text = partial(token_text, processor)
     report_result(stage, summary, report["tau"]["all"], measured, text)
+    for sentence in missing_kinds(report):
+        stage.warn(sentence)
     if lost is not None:
         # Answers decoded with the bug must not be reused once it is fixed.
         for journal in stage.work_dir.glob(f"{JOURNAL}*.jsonl"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ops.evaluate.comparison import compare_evaluations
-from ops.evaluate.intervals import ALL, MOST_GROUPS, OTHERS, PART_LABELS, parted
+from ops.evaluate.intervals import ALL, MOST_GROUPS, OTHERS, PART_LABELS, missing_kinds, parted
 from ops.evaluate.verdicts import verdicts
 from ops.lib.data.files import read_json
 from ops.lib.report_sections import NOT_KNOWN, Cell, Compared, Html, Section, Table, interval_text, is_known
@@ -47,7 +47,7 @@ def comparable(report: Mapping[str, Any], measured: Mapping[str, Any] | None) ->
         "last": "last turn of each conversation",
         "first": "first turn of each conversation",
         "each": "each turn, after the target's own answers",
-        "every": "every answer of each conversation, behind the data's turns",
+        "every": "every answer that is learnt, behind the data's turns",
     }
     parts = [
         f"temperature {report['temperature']:g}",
@@ -91,7 +91,8 @@ def _tau(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Secti
         f"{report['max_new_tokens']} tokens each. 1 is plain decoding. Intervals resample prompts. "
         f"{report['tau'][ALL]['cut_steps']} steps accepted more than the answer contains, after its end or its maximum "
         "length: they would not gain from larger blocks."
-        + (f" {comparable(report, measured)}" if "mean_of_prompts" in report else ""),
+        + (f" {comparable(report, measured)}" if "mean_of_prompts" in report else "")
+        + "".join(f" {sentence}." for sentence in missing_kinds(report)),
     )
 
 

@@ -33,13 +33,15 @@ from ops.lib.drafts.decoding.decode_options import DraftUse
 
 ORIGIN = ("publisher", "trained_for")
 WAYS = ("plain", "speculative")
+PARTS = ("reasoning", "text", "call")  # kinds at which a step may begin
 NAMED_PARTS = ("tau_by_context", "tau_by_turn", "tau_by_kind", "tau_by_temperature")  # whose parts have fixed names
 
 
 @frozen(kw_only=True)
 class Summary:
     """All results of an evaluation. further: those of the passes after the first one, at other temperatures and batch
-    sizes. kinds: of the tokens of each answer, as `TokenKinds` gives them.
+    sizes. kinds: of the tokens of each answer, as `TokenKinds` gives them. data_kinds: conversations of the split, and
+    for each kind those that have learnt tokens of it; empty where that is not known.
 
     enable_thinking: as the chat template got it. imported: see `import_record`.
     """
@@ -53,6 +55,7 @@ class Summary:
     inputs: Mapping[str, str]
     enable_thinking: bool | None
     imported: Mapping[str, Any] | None = None
+    data_kinds: Mapping[str, int] = {}
 
     @property
     def prompts(self) -> Sequence[Prompt]:
@@ -103,6 +106,10 @@ class Summary:
             "accepted_lengths": accepted_lengths(trained, size),
             "inputs": dict(self.inputs),
         }
+        unmeasured = {kind: self.data_kinds.get(kind, 0) for kind in PARTS if kind not in report["tau_by_kind"]}
+        if any(unmeasured.values()):
+            report["kinds_without_steps"] = {kind: count for kind, count in unmeasured.items() if count}
+            report["samples_of_split"] = self.data_kinds[ALL]
         if self.losses is not None:
             report["lossless"] = _counts(self.losses)
             report["differences"] = self.losses.rows()

@@ -137,6 +137,12 @@ class Ingest:
         help='ids of calls: "given", those of the rows, or made where some are missing; "kimi", functions.NAME:0, '
         "functions.NAME:1, ... in calls and results, as Kimi K2 writes them",
     )
+    learnt_in_requests: Literal["all", "last"] = field(
+        default="all",
+        keyed_default=False,
+        help='answers that are learnt in a request of a server\'s log or batch: "last" where the log has the earlier '
+        "ones as requests of their own, which regenerate_answers then keeps as they are; other rows learn all",
+    )
     group: str = field(
         default=GROUP,
         keyed_default=False,
@@ -179,6 +185,8 @@ class Ingest:
             raise ValueError("tool_syntax and call_ids are for data of your own: the built-in sample has no tools")
         if self.group != GROUP and is_builtin(self.source):
             raise ValueError("group is for data of your own: rows of the built-in sample have no further fields")
+        if self.learnt_in_requests != "all" and is_builtin(self.source):
+            raise ValueError("learnt_in_requests is for data of your own: the built-in sample has no requests")
         if self.columns is not None and is_builtin(self.source):
             raise ValueError("columns is for data of your own: the built-in sample has none")
         if self.columns is not None and not self.columns.given:

@@ -23,7 +23,7 @@ from ops.ingest.tools import default_tools
 from ops.ingest.traffic import OUTPUT
 from ops.lib.data.files import read_json
 from ops.lib.data.sample_account import SPLITS
-from ops.lib.forecasts import Counts, Kind, SamplesForecast, kept_samples
+from ops.lib.forecasts import FIRST_ROWS, Counts, Kind, SamplesForecast, kept_samples
 
 READ_WHOLE = "the smoke run reads the whole source too"
 WRITES = "; the full run also writes the images"
@@ -82,7 +82,7 @@ def _empty(config: Ingest) -> frozenset[str]:
 
 
 def _has_tools(config: Ingest) -> bool:
-    """Whether there are default_tools, or a source's first row has tools; False for one that cannot be read."""
+    """Whether there are default_tools, or a source's first rows have tools; False for one that cannot be read."""
     if config.default_tools is not None:
         return True
     if isinstance(config.source, str) and is_builtin(config.source):
@@ -92,7 +92,7 @@ def _has_tools(config: Ingest) -> bool:
         with suppress(DataError):
             form = reading.form(source)
             parts = [] if form in ("image-folder", "arrow") else reading.parts(source, form, with_bytes=False)
-            rows = (record.row for part in parts[:1] for record in islice(part.records(), 1))
+            rows = (record.row for part in parts[:1] for record in islice(part.records(), FIRST_ROWS))
             if any(isinstance(row, dict) and "tools" in row for row in rows):
                 return True
     return False

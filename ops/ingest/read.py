@@ -302,7 +302,7 @@ def _rows(
                 if isinstance(sample, RawSample) and sample_id != named:
                     sample = attrs.evolve(sample, draw_id=named)
                 if isinstance(sample, RawSample) and record.is_request:
-                    sample = attrs.evolve(sample, opening=opening_of(sample))
+                    sample = attrs.evolve(sample, opening=opening_of(sample), lacks=record.lacks)
                 yield (place + record.share) / len(source.parts), part.split, sample
 
 

@@ -18,7 +18,7 @@ from ops.ingest.op import GROUP, Ingest
 from ops.ingest.prose import prose_samples
 from ops.ingest.read import Read, images_without_row, read_samples, unread_captions
 from ops.ingest.remedies import REMEDIES, advised
-from ops.ingest.sample import DroppedSample, RawSample
+from ops.ingest.sample import LAST, DroppedSample, RawSample
 from ops.ingest.source import check_builtin
 from ops.ingest.splits import hash_of, kept_of, split_of
 from ops.lib.data.files import json_line, sample_line, write_json
@@ -67,6 +67,8 @@ def ingest(config: Ingest, stage: Stage) -> None:
                 tally.drop(DUPLICATE, sample.id)
                 continue
             contents.add(content, split)
+            if config.learnt_in_requests == "last" and sample.opening is not None:
+                row["learnt"] = LAST
             file.write(sample_line(row))
             tally.keep(split)
             grouped += sample.topic is not None

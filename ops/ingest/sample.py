@@ -17,6 +17,7 @@ class ImagePart:
 
 
 IMAGE = ImagePart()
+LAST = "last"  # "learnt" of a row of which only the last answer is learnt
 ASKING = ("user", "tool")  # roles of the turns that an answer follows
 THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokenizers, but part of the text
 
@@ -78,6 +79,7 @@ class RawSample:
     documents   that the answers stand on, in the form that chat templates take
     noted   what else the row has that is counted, such as what is left out, and why
     opening of a request to a server: a digest of the turns up to the user's first (`opening_of`); None for other rows
+    lacks   of a request that is kept as a prompt: why it has no answer
     """
 
     id: str
@@ -92,6 +94,7 @@ class RawSample:
     documents: tuple[dict[str, Any], ...] = ()
     noted: tuple[str, ...] = ()
     opening: str | None = None
+    lacks: str = ""
 
     @property
     def drawn_by(self) -> str:

@@ -28,7 +28,7 @@ SEVERAL, NO_USER_TURN = "more than one image", "image but no user turn"
 IN_RESULT = "image in a tool result"
 DIFFER, ONLY_IMAGE = "placeholders and images differ", "a turn of nothing but an image"
 IN_PLACE = 'image_policy = "in-place" keeps them'
-KEPT = ("id", "split", "category", "images", "label", "topic", "tools", "documents")
+KEPT = ("id", "split", "category", "images", "label", "topic", "tools", "documents", "learnt")
 REMEDIES = {
     TOO_LARGE: "raise max_image_pixels",
     TOO_SMALL: "lower min_image_side",

@@ -36,6 +36,7 @@ from ops.lib.target.sizes import TargetSizes, rope_limit, too_long
 from ops.lib.target.token_ids import GENERATION, foreign_tokens
 from ops.lib.vision.family_config import is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, template_texts
+from ops.lib.vision.template_kinds import WITH_TOOLS, shows_tools
 
 MILLION = 1_000_000
 SETTINGS = ("benchmark", "temperature", "block_size", "block_size_trained")  # of an evaluation
@@ -74,7 +75,7 @@ class TargetStated:
     """The facts that a target states: its config.json, image processor settings, and token ids, as far as known.
 
     generation: the settings of its generation_config.json, empty without one; None if not known. folder: the artifact's
-    folder, once it exists.
+    folder, once it exists. shows_tools: whether its chat template reads tools.
     """
 
     config: Mapping[str, Any]
@@ -85,6 +86,7 @@ class TargetStated:
     image_settings: Mapping[str, Any] = {}
     generation: Mapping[str, Any] | None = None
     folder: Path | None = None
+    shows_tools: bool | None = None
 
     @classmethod
     def read(cls, folder: Path, identity: str) -> TargetStated:
@@ -102,7 +104,15 @@ class TargetStated:
             image_settings=image_settings(folder / "model")[1],
             generation=read_settings(folder / "model" / GENERATION),
             folder=folder,
+            shows_tools=shows_tools(template_texts(folder / "model")),
         )
+
+    @property
+    def tools_warning(self) -> str:
+        """A text on samples with tools that no chat template shows; empty if it does, or if that is not known."""
+        if self.shows_tools is not False:
+            return ""
+        return f"the target's chat template shows no tools, so samples with tools are dropped: {WITH_TOOLS}"
 
     @property
     def text(self) -> Mapping[str, Any]:

@@ -180,7 +180,8 @@ def account_sections(folder: Path) -> list[Section]:
         note = f"the first {len(rows)} of {total}; all are in dropped.csv" if total > len(rows) else ""
         sections.append(Section("dropped samples", Table(header, rows), note))
     sections += [
-        Section(f"lost {loss.of}", verdict("limit", loss.text, "warning", loss.remedy)) for loss in losses_of(summary)
+        Section(f"lost {loss.of}", verdict("limit", loss.text, "warning", loss.remedy_on_a_line))
+        for loss in losses_of(summary)
     ]
     return sections
 

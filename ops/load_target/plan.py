@@ -15,6 +15,7 @@ from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.forecasts import TargetForecast, read_config, read_target_config
 from ops.lib.target.checkpoint_check import (
     chat_template_mistakes,
+    chosen_templates,
     date_mistakes,
     ends_mistakes,
     loaded_template_notes,
@@ -28,6 +29,7 @@ from ops.lib.target.sizes import ITEM_SIZES, named_dtype
 from ops.lib.target.token_ids import GENERATION, Vocabulary, mask_mistakes, mask_warning
 from ops.lib.vision.family_config import is_qwen, with_defaults
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR, image_settings, lacks_image_processor
+from ops.lib.vision.template_kinds import shows_tools
 from ops.load_target.op import LoadTarget
 
 LARGE = 1_000_000_000  # bytes of weights whose measuring is announced
@@ -111,6 +113,7 @@ def _ids(config: LoadTarget) -> dict[str, Any]:
         "eos_token_ids": vocabulary.eos_token_ids,
         "pad_token_id": vocabulary.pad_token_id,
         "image_settings": image_settings(directory)[1],
+        "shows_tools": shows_tools(chosen_templates(config.chat_template, config.checkpoint)),
     }
 
 

@@ -18,7 +18,7 @@ from attrs import Factory, asdict, define, evolve, field, frozen
 from dsl.errors import DataError
 from dsl.files import parsed_object
 from ops.artifacts import TargetModel
-from ops.ingest.sample import THINK
+from ops.ingest.sample import LAST, THINK
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenSample
@@ -33,7 +33,7 @@ from ops.regenerate_answers.op import RegenerateAnswers, ToolResults
 from ops.regenerate_answers.shards import Answer, Key, turns_of
 from ops.tokenize_chat.channels import split_call, without_channels
 from ops.tokenize_chat.contexts import SHORT_IDS, as_shown, calls_text
-from ops.tokenize_chat.encode import LAST, ChatEncoder, load_images, num_images, prompt_ids, prompt_sample
+from ops.tokenize_chat.encode import ChatEncoder, load_images, num_images, prompt_ids, prompt_sample
 from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Documents, Messages, Tools, value_or_unusable
 
 

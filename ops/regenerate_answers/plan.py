@@ -83,13 +83,17 @@ def estimate(config: RegenerateAnswers, context: PlanContext) -> Estimate:
         )
     if not generates:
         return Estimate(growth=growth, forecast=forecast, notes=(KEPT,))
+    of_tools: tuple[str, ...] = ()
+    if target is not None and source is not None and source.has_tools and target.tools_warning:
+        of_tools = (f"warning: {target.tools_warning}",)
     if target is None or config.backend != "huggingface":
-        notes = template_notes(config.chat_template, config.processor)
+        notes = (*template_notes(config.chat_template, config.processor), *of_tools)
         return Estimate(growth=growth, forecast=forecast, notes=notes)
     return Estimate(
         memory={"target": target.sizes.parameters * ITEM_SIZES[config.dtype]},
         growth=growth,
         forecast=forecast,
+        notes=of_tools,
     )
 
 

@@ -21,6 +21,7 @@ from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
 from ops.evaluate.statistics import is_repetition
+from ops.ingest.sample import LAST
 from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import link_or_copy, read_jsonl, sample_line, write_json
 from ops.lib.data.image_packs import link_packs
@@ -30,6 +31,7 @@ from ops.lib.data.tool_forms import GIVEN
 from ops.lib.forecasts import ANSWERED, SamplesForecast, TargetStated, refuse_conflicts
 from ops.lib.target.model import Target
 from ops.lib.target.token_ids import GENERATION
+from ops.lib.vision.template_kinds import WITH_TOOLS
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conflicts import conflicts
 from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, Conversation, Prompts
@@ -38,7 +40,7 @@ from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.sampling import Sampling, unused_settings
 from ops.regenerate_answers.shards import Answer, Progress, Shard, asked_rows, shards, turns_of
-from ops.tokenize_chat.encode import LAST
+from ops.tokenize_chat.template import TOOLS_NOT_SHOWN
 
 FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
@@ -64,6 +66,7 @@ REMEDIES = {
     "drop_repetitions = false",
     RETOKENISED: "set drop_retokenised = false, which trains on tokens that the target did not generate",
     SPECIAL_IN_ANSWER: UNTRAINED,
+    TOOLS_NOT_SHOWN: f"{WITH_TOOLS}; of a server, set chat_template beside processor",
 }
 ENDLESS = {FINISHED.format("length"), TOO_LONG, REPETITION}
 

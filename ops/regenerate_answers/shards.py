@@ -17,10 +17,10 @@ from attrs import asdict, define, field, frozen
 
 from dsl.files import append_lines, read_lines
 from dsl.stage import Stage
+from ops.ingest.sample import LAST
 from ops.lib.data.files import read_jsonl, write_jsonl
 from ops.lib.data.shared_shards import partial_path, publish, published_ranges
 from ops.regenerate_answers.op import RegenerateAnswers
-from ops.tokenize_chat.encode import LAST
 
 ANSWERS = ".answers"
 EVERY_S = 2.0
@@ -169,10 +169,10 @@ def asked_rows(folder: Path, config: RegenerateAnswers) -> Iterator[dict[str, An
 
 
 def _rows_of_answers(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each answer, which alone is learnt, behind the data's turns; the row itself if it has one answer."""
+    """A row for each answer, which alone is learnt, behind the data's turns; the row itself if it has one to learn."""
     turns = turns_of(row)
     places = [place for place, turn in enumerate(turns) if turn["role"] == "assistant"]
-    if len(places) < 2:
+    if len(places) < 2 or row.get("learnt") == LAST:
         yield row
         return
     for number, place in enumerate(places, 1):

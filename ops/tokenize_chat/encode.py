@@ -25,7 +25,7 @@ from attrs import evolve, frozen
 from tokenizers import Encoding
 from torch import Tensor
 
-from ops.ingest.sample import ASKING
+from ops.ingest.sample import ASKING, LAST
 from ops.lib.data.files import shown_json
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.limited_process import SECONDS
@@ -74,7 +74,6 @@ from ops.tokenize_chat.template import (
 MOST_CHARACTERS = 4_000_000  # of a text; the library's regular expressions fail on about three times as many blanks
 TOO_MANY_CHARACTERS = f"more than {MOST_CHARACTERS:,} characters"
 
-LAST = "last"  # of a row: only its last answer is learnt
 TrainOn = Literal["assistant", "last"]
 
 

@@ -76,6 +76,9 @@ def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
         notes = _of_contexts(config, context.artifact)
     elif source is not None and source.has_tools and (warning := tools_warning(config)):
         notes = (f"warning: samples have tools, and {warning}",)
+    is_asked = source is not None and source.answered is not None  # regenerate_answers warns of its prompts
+    if source is not None and source.has_tools and not is_asked and target is not None and target.tools_warning:
+        notes = (f"warning: {target.tools_warning}", *notes)
     count, per = amount(config.expected_tokens)
     return Estimate(
         per_pass={"texts and their tokens": config.max_length * ENCODED_BYTES},

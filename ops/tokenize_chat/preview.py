@@ -1,4 +1,4 @@
-"""The first samples of the train split for a reader, with every token in its colour: preview.html.
+"""Samples of the train split for a reader, of every source and form, with every token in its colour: preview.html.
 
 The page is one file without scripts and links; texts are of unknown origin and are escaped.
 """
@@ -6,18 +6,25 @@ The page is one file without scripts and links; texts are of unknown origin and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, zip_longest
 from math import prod
 from pathlib import Path
 from pkgutil import get_data
 
 from attrs import frozen
 
-from ops.lib.data.token_shards import TokenSample
+from ops.lib.data.token_shards import KINDS, TokenSample
 from ops.lib.pages import page_text, thumbnail
 from ops.lib.vision.processor import Processor
 
+MOST_GROUPS = 50
+COLOURED = ("reasoning", "call")
 THUMBNAIL = 160  # pixels of the longer side
+
+
+def source_of(sample_id: str) -> str:
+    """The source in the id of a sample that has none of its own, such as that of "log:75"; empty for others."""
+    return sample_id.rpartition(":")[0]
 
 
 @frozen(eq=False)
@@ -29,37 +36,56 @@ class Shown:
     category: str
     ids: list[int]
     mask: list[bool]
+    kinds: list[int] | None
     prompt_tokens: int
     pictures: tuple[str, ...]
 
 
+Group = tuple[str, tuple[int, ...]]  # the source, and the kinds of the learnt tokens
+
+
 class Preview:
-    """Collects the first samples for the preview, half of them with images if both kinds exist."""
+    """Collects samples for the preview: half of them with images if both kinds exist, and of these in turn one of each
+    source and each form, the first of it first.
+
+    At most `samples` of a group are kept, of MOST_GROUPS of them.
+    """
 
     def __init__(self, samples: int, processor: Processor) -> None:
         self._wanted = samples
         self._processor = processor
-        self._found: dict[str, list[Shown]] = {"image": [], "text": []}
+        self._found: dict[str, dict[Group, list[Shown]]] = {"image": {}, "text": {}}
+        self._seen = 0
 
     def add(self, sample: TokenSample) -> None:
         """Add a sample if there is room for its kind; images are shown as the target gets them, without decoding."""
-        of_its_kind = self._found[sample.category]
-        if len(of_its_kind) < self._wanted:
-            of_its_kind.append(
+        groups = self._found[sample.category]
+        kinds = None if sample.kinds is None else sample.kinds.tolist()
+        group = source_of(sample.id), tuple(sorted({*(kinds or ())}))
+        if group not in groups and len(groups) == MOST_GROUPS:
+            return
+        of_group = groups.setdefault(group, [])
+        if len(of_group) < self._wanted:
+            of_group.append(
                 Shown(
-                    place=sum(map(len, self._found.values())),
+                    place=self._seen,
                     sample_id=sample.id,
                     category=sample.category,
                     ids=sample.input_ids.tolist(),
                     mask=sample.loss_mask.tolist(),
+                    kinds=kinds,
                     prompt_tokens=sample.prompt_tokens,
                     pictures=tuple(self._pictures(sample)),
                 )
             )
+            self._seen += 1
 
     def chosen(self) -> list[Shown]:
         """The samples to show, in order."""
-        images, texts = self._found["image"], self._found["text"]
+        images, texts = (
+            [shown for rank in zip_longest(*self._found[name].values()) for shown in rank if shown is not None]
+            for name in ("image", "text")
+        )
         with_images = min(len(images), max((self._wanted + 1) // 2, self._wanted - len(texts)))
         shown = images[:with_images] + texts[: self._wanted - with_images]
         return sorted(shown, key=lambda sample: sample.place)
@@ -68,8 +94,9 @@ class Preview:
         """Write the preview page."""
         samples = self.chosen()
         tokens = [_tokens(each, self._processor) for each in samples]
+        has_kinds = any(each.kinds is not None for each in samples)
         template = get_data("ops.tokenize_chat", "preview.html")
-        file.write_text(page_text(template, samples=samples, tokens=tokens), encoding="utf-8")
+        file.write_text(page_text(template, samples=samples, tokens=tokens, has_kinds=has_kinds), encoding="utf-8")
 
     def _pictures(self, sample: TokenSample) -> Iterator[str]:
         start = 0
@@ -81,7 +108,9 @@ class Preview:
 
 @frozen
 class _Token:
-    """A token, or run of image tokens, as the page shows it. kind: "l" if it is learnt, "i" for an image's tokens."""
+    """A token, or run of image tokens, as the page shows it. kind: "l" if it is learnt, with "reasoning" or "call"
+    where it is known to be one, "i" for an image's tokens.
+    """
 
     text: str
     kind: str
@@ -100,6 +129,9 @@ def _tokens(shown: Shown, processor: Processor) -> list[_Token]:
         places = [place for place, _ in run]
         first, token = places[0], shown.ids[places[0]]
         text, kind, title = texts[first], "l" if shown.mask[first] else "", f"id {token}, position {first}"
+        if kind and shown.kinds is not None:
+            name = KINDS[shown.kinds[first]]
+            kind, title = f"l {name}" if name in COLOURED else kind, f"{name}, {title}"
         if token == processor.image_token_id:
             text, kind, title = f"{text} x {len(places)}", "i", f"{title} to {places[-1]}"
         tokens.append(_Token(text, kind, title, first == shown.prompt_tokens))

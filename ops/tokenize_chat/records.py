@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -17,3 +17,8 @@ def conversation_of_record(record: Mapping[str, Any]) -> str:
     conversation = conversation_of(name)
     is_learnt = "answers" in record and record["loss_tokens"]
     return conversation if is_learnt and name == f"{conversation}@{record['answers'][0][1] + 1}" else name
+
+
+def last_of_each(records: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The places of the records that ask for the last answer of each conversation, in order."""
+    return sorted({conversation_of_record(record): place for place, record in enumerate(records)}.values())

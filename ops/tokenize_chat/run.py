@@ -52,10 +52,11 @@ from ops.tokenize_chat.template import (
 
 REMEDIES = {
     TOO_LONG: "raise max_length, or lower max_pixels",
-    NO_ANSWER: 'let regenerate_answers answer them before, with answers = "target" and their split in `splits`; or set '
-    "prompts_only = true",
-    OTHER_THOUGHT: "set enable_thinking as regenerate_answers has it",
-    TOOLS_NOT_SHOWN: "use a template with tools (chat_template), or remove them",
+    NO_ANSWER: 'let regenerate_answers answer them before, with answers = "target" and their split in `splits`; '
+    "prompts_only = true is for prompts of evaluate, without a training",
+    OTHER_THOUGHT: 'let regenerate_answers answer them (answers = "target"); or set enable_thinking as most answers of '
+    "the data are: dropped.csv says of each what it needs",
+    TOOLS_NOT_SHOWN: "use a template with tools (chat_template, that of load_target with a target), or remove them",
     DOCUMENTS_NOT_SHOWN: "use a template with documents (chat_template), or write them into the user's turn",
     IMAGES_NOT_SHOWN: "use a template that shows them (chat_template), or remove these images",
     OTHER_ORDER: "list results in the order of their calls",
@@ -253,7 +254,8 @@ class ContextCounts:
         if figures["empty_thoughts"]:
             stage.warn(
                 f"{figures['empty_thoughts']} answers begin with an empty thought, which the draft learns: regenerate "
-                "the answers, or set enable_thinking = false"
+                "the answers, or set enable_thinking = false, with which answers of the data that have reasoning are "
+                "dropped; for data with both, see docs/data.md#answers-with-and-without-reasoning"
             )
         if figures["without_reasoning"]:
             stage.info(f"{figures['without_reasoning']} answers lost their reasoning: the chat template shows none")

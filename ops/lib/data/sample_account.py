@@ -29,7 +29,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula begins for a spreads
 @frozen
 class Loss:
     """A loss of more than the share MOST_LOST of a node's samples or answers. of: what was lost. text: how much and
-    why.
+    why. remedy: one line, or one for each reason.
     """
 
     of: Literal["samples", "answers"]
@@ -38,7 +38,12 @@ class Loss:
 
     @property
     def warning(self) -> str:
-        return f"{self.text}; {self.remedy}"
+        lines = self.remedy.splitlines()
+        return f"{self.text}; {self.remedy}" if len(lines) < 2 else "\n  ".join([self.text, *lines])
+
+    @property
+    def remedy_on_a_line(self) -> str:
+        return self.remedy.replace("\n", "; ")
 
 
 def losses_of(summary: Mapping[str, Any]) -> list[Loss]:
@@ -51,12 +56,20 @@ def losses_of(summary: Mapping[str, Any]) -> list[Loss]:
             Loss("answers" if kind == "answers" else "samples", *text) for kind, text in zip(kinds, texts, strict=True)
         ]
     dropped = Counter(summary["dropped"])
-    return _dropped_samples(dropped, summary["in"], {})
+    return dropped_samples(dropped, summary["in"], {})
 
 
-def _dropped_samples(dropped: Counter[str], total: int, remedies: Mapping[str, str]) -> list[Loss]:
-    """The loss of samples dropped for their own faults, out of `total` samples read; empty for a small loss."""
-    total -= sum(dropped[reason] for reason in NO_LOSS)
+def dropped_samples(
+    dropped: Counter[str],
+    total: int,
+    remedies: Mapping[str, str],
+    where: str = "dropped.csv names each with its reason",
+) -> list[Loss]:
+    """The loss of samples dropped for their own faults, out of `total` samples read; empty for a small loss.
+
+    Samples over max_samples were read too, and would have been dropped for a fault. where: what names each of them.
+    """
+    total -= dropped[DUPLICATE]
     reasons = [(reason, count) for reason, count in dropped.items() if reason not in NO_LOSS]
     lost = sum(count for _, count in reasons)
     if lost <= MOST_LOST * total:
@@ -64,12 +77,15 @@ def _dropped_samples(dropped: Counter[str], total: int, remedies: Mapping[str, s
     first = sorted(reasons, key=lambda item: (-item[1], item[0]))[:REASONS_SHOWN]
     shown = ", ".join(f"{count:,} {reason}" for reason, count in first)
     more = f", {lost - sum(count for _, count in first):,} for other reasons" if len(reasons) > len(first) else ""
-    known = dict.fromkeys(remedies[reason] for reason, _ in first if reason in remedies)
+    known: dict[str, list[str]] = {}
+    for reason, _ in first:
+        if reason in remedies:
+            known.setdefault(remedies[reason], []).append(reason)
     return [
         Loss(
             "samples",
             f"{lost / total:.0%} of the samples ({lost:,} of {total:,}) are dropped: {shown}{more}",
-            "; ".join([*known, "dropped.csv names each with its reason"]),
+            "\n".join([*(f"{', '.join(names)}: {remedy}" for remedy, names in known.items()), where]),
         )
     ]
 
@@ -177,7 +193,7 @@ class Tally:
         if not kept:
             raise DataError(f"no sample is left of {dropped}:\n{self.account() or '  the source is empty'}")
         read = kept + dropped - self._unread
-        losses = [*_dropped_samples(self.dropped, read, self._remedies), *self._losses]
+        losses = [*dropped_samples(self.dropped, read, self._remedies), *self._losses]
         summary = {
             "in": kept + dropped,
             "kept": kept,

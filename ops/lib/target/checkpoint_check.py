@@ -211,13 +211,15 @@ def date_mistakes(day: str | None, chat_template: str | None, checkpoint: str) -
     """A mistake, by field, if template_date does not go with any chat template of the file or the directory."""
     if day is None:
         return {}
-    mistakes = [_raised(with_day, text, read_day(day), checkpoint) for text in _templates(chat_template, checkpoint)]
+    mistakes = [
+        _raised(with_day, text, read_day(day), checkpoint) for text in chosen_templates(chat_template, checkpoint)
+    ]
     return {"template_date": mistakes[0][0]} if mistakes and all(mistakes) else {}
 
 
 def template_notes(chat_template: str | None, checkpoint: str | None) -> tuple[str, ...]:
     """Warnings of what the chat template does that answers and servers depend on; none for a model id."""
-    return template_warnings(_templates(chat_template, checkpoint))
+    return template_warnings(chosen_templates(chat_template, checkpoint))
 
 
 def loaded_template_notes(chat_template: str | None, checkpoint: str, day: str | None = None) -> tuple[str, ...]:
@@ -225,13 +227,13 @@ def loaded_template_notes(chat_template: str | None, checkpoint: str, day: str |
 
     day: the one that is set, None for the default. Warnings begin with "warning: "; none for a model id.
     """
-    texts = _templates(chat_template, checkpoint)
+    texts = chosen_templates(chat_template, checkpoint)
     note = pinned_note(texts[0], chat_template or checkpoint) if day is None and len(texts) == 1 else ""
     warnings = template_warnings(texts) if day is None and not note else filter(None, [thought_warning(texts)])
     return (*filter(None, [note]), *(f"warning: {each}" for each in warnings))
 
 
-def _templates(chat_template: str | None, checkpoint: str | None) -> list[str]:
+def chosen_templates(chat_template: str | None, checkpoint: str | None) -> list[str]:
     """The text of the file, else those of the directory; empty for what cannot be read, which is reported elsewhere."""
     if chat_template is not None:
         file = Path(chat_template)

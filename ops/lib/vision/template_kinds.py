@@ -18,12 +18,20 @@ ANY_CALL = re.compile(rf"{CLOCK}\s*\(")
 CALL = re.compile(rf"""{CLOCK}\(\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\)""")
 HARMONY = "<|channel|>final<|message|>"  # of gpt-oss
 THOUGHT_TAGS = (("[THINK]", "[/THINK]"), ("<|channel>", "<channel|>"))  # of Magistral and Gemma 4
+TOOLS = re.compile(r"\btools\b")  # the variable that has them
+WITH_TOOLS = "give load_target a chat_template that shows them, or take a checkpoint with one"
 DATA = 'answers = "data" trains on the answers of the data set'
 
 
 def is_harmony(template: str) -> bool:
     """Whether a template writes answers in the channels of gpt-oss, analysis and final."""
     return HARMONY in template
+
+
+def shows_tools(templates: Iterable[str]) -> bool | None:
+    """Whether one of the templates reads the tools of a conversation; None where there is no template."""
+    texts = list(templates)
+    return any(map(TOOLS.search, texts)) if texts else None
 
 
 def clock_now(format: str) -> str:

@@ -32,6 +32,7 @@ from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_speculative_batch
 from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.target.model import Target
+from ops.tokenize_chat.records import last_of_each
 from ops.tools.diagnose.judgement import LEAST_PROMPTS
 
 CHANCE = 0.005  # several settings are tried, so one that is no better must not win by chance
@@ -211,10 +212,13 @@ def one_token(answers: Sequence[Counted]) -> float:
 
 
 def spread_samples(reader: TokenReader, count: int) -> list[TokenSample]:
-    """Choose at most `count` samples, equally many of each category if possible, spread evenly."""
+    """Choose at most `count` samples, equally many of each category if possible, spread evenly.
+
+    Of a conversation in several samples, that of its last answer, as `evaluate` asks.
+    """
     places: dict[str, list[int]] = {}
-    for index, record in enumerate(reader.records):
-        places.setdefault(record["category"], []).append(index)
+    for index in last_of_each(reader.records):
+        places.setdefault(reader.records[index]["category"], []).append(index)
     chosen: list[int] = []
     for done, group in enumerate(sorted(places.values(), key=len)):
         share = (count - len(chosen)) // (len(places) - done)

@@ -94,7 +94,7 @@ def kept_findings(losses: Sequence[tuple[str, Loss]] | None) -> list[Finding]:
             name=SAMPLES_KEPT,
             measured=f"{node}: {loss.text}",
             normal=normal,
-            advice=loss.remedy,
+            advice=loss.remedy_on_a_line,
             is_cause=loss.of == "answers",
             is_note=loss.of == "samples",
         )

@@ -5,6 +5,8 @@ A reason that is experience and not a measurement says "a rule of thumb".
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import attrs
 from attrs import frozen
 
@@ -12,13 +14,23 @@ from dsl.errors import DataError
 from dsl.shown import shown_bytes
 from ops.capture_targets.plan import feature_bytes
 from ops.ingest.image_folder import BESIDE
-from ops.lib.data.sample_account import SPLITS
+from ops.lib.data.sample_account import MOST_LOST, SPLITS, dropped_samples
 from ops.lib.target.sizes import ITEM_SIZES, positions_field
 from ops.lib.vision.family_config import text_part
+from ops.lib.vision.template_kinds import WITH_TOOLS
 from ops.shard_sequence.plan import steps_of_epoch
 from ops.tokenize_chat.plan import TOKEN_BYTES
 from ops.tools.diagnose.judgement import LEAST_PROMPTS
-from ops.tools.init.survey import BY_CLASS, FRACTIONS, OwnRules, PixelRules, Survey, learnt_tokens, percentile
+from ops.tools.init.survey import (
+    BY_CLASS,
+    FRACTIONS,
+    REMEDIES,
+    OwnRules,
+    PixelRules,
+    Survey,
+    learnt_tokens,
+    percentile,
+)
 from ops.tools.init.target import PAPER_LAYERS, Target
 from ops.train_dflash.verdicts import LEAST_BETWEEN, is_short
 
@@ -49,7 +61,7 @@ class Advice:
 
     fractions: of val and test. max_pixels: None if images need no limit, or there are none; rules: with that limit.
     steps: of the training, approximately. checkpoint_every: in steps. measure_every: in steps, None for only the end.
-    features: bytes, if stored.
+    features: bytes, if stored. warnings: what costs many samples.
     """
 
     tokens: int
@@ -71,9 +83,11 @@ class Advice:
     capture_why: str
     features: int
     precision: Precision
+    warnings: tuple[str, ...]
     notes: tuple[str, ...]
 
 
+OF_LOGS = Choice(2, "a log has each answer in a row of its own, and short ones are served too")
 SLOW_ON_CPU = "bfloat16 takes 3 to 20 times as long on most CPUs"
 
 
@@ -126,6 +140,11 @@ def advise(found: Survey, target: Target | None, free_disk: int, precision: Prec
     steps = epochs.value * steps_of_epoch(training, samples, per_step.value)
     features, online, why = _capture(tokens, target, free_disk, precision.dtype)
     block_size = _block_size(answers)
+    learnt = [each.learnt for each in found.lengths if each.last]
+    calls = [learnt_tokens(tokens) for each in found.lengths for tokens in each.calls]
+    min_loss = _keeping_calls(_min_loss_tokens(learnt, block_size.value), calls)
+    if found.requests:
+        min_loss = OF_LOGS
     limits = []
     if target is not None and context is not None and is_limited:
         limits = [_context_note(context, positions_field(text_part(target.config)), max_length, wholes)]
@@ -137,12 +156,7 @@ def advise(found: Survey, target: Target | None, free_disk: int, precision: Prec
         max_prompt_tokens=max_prompt,
         max_new_tokens=max_new,
         max_length=max_length,
-        min_loss_tokens=_keeping_calls(
-            _min_loss_tokens(
-                [each.learnt(last_only=found.is_traffic) for each in found.lengths if each.last], block_size.value
-            ),
-            [learnt_tokens(tokens) for each in found.lengths for tokens in each.calls],
-        ),
+        min_loss_tokens=min_loss,
         max_pixels=max_pixels,
         rules=rules,
         block_size=block_size,
@@ -154,6 +168,7 @@ def advise(found: Survey, target: Target | None, free_disk: int, precision: Prec
         online=online,
         capture_why=why,
         features=features,
+        warnings=tuple(_warnings(found, target, min_loss, learnt)),
         notes=(*limits, *_notes(found, fractions)),
     )
 
@@ -171,6 +186,8 @@ def _check(found: Survey, target: Target | None) -> None:
             f"{count} ({reason}, such as {found.examples[reason]})" for reason, count in found.dropped.items()
         )
         wrong.append(f"every sample has an image, and none of the {found.decoded} examined can be decoded: {reasons}")
+    if target is not None and int(target.sizes.text["num_hidden_layers"]) < 2:
+        wrong.append("the target has 1 layer, and a draft reads a layer before the last: use a target of 2 or more")
     if not any(tally["train"] for tally in found.splits.values()):
         wrong.append("no sample is left for the split train")
     if wrong:
@@ -332,6 +349,29 @@ def _fractions(found: Survey) -> tuple[float, float]:
     return max(FRACTIONS, key=lambda each: (sum(count > 0 for count in counts(each)), counts(each)[0]))
 
 
+def _warnings(found: Survey, target: Target | None, min_loss: Choice, learnt: list[int]) -> Iterator[str]:
+    """What costs many samples, or all of a kind. learnt: tokens of each sample that was examined and has an answer."""
+    for loss in dropped_samples(found.dropped, found.read, REMEDIES, "each reason is above, with an example"):
+        yield f"{loss.text}; {loss.remedy_on_a_line}"
+    if found.asked_again:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in found.lacking.most_common())
+        yield (
+            f"{found.asked_again:,} of {found.requests:,} requests have no usable answer ({reasons}): with "
+            'require_answers = false they are prompts, which the target answers; with answers = "data" they are dropped'
+        )
+    short = sum(tokens < min_loss.value for tokens in learnt)
+    if short > MOST_LOST * len(learnt):
+        yield (
+            f"{short:,} of {len(learnt):,} samples examined have fewer than min_loss_tokens = {min_loss.value} answer "
+            f"tokens, and are dropped if the target's answers are as short; lower it in tokenize if such are served"
+        )
+    if found.with_tools and target is not None and not target.shows_tools:
+        yield (
+            f"the target's chat template shows no tools, so {found.with_tools:,} samples with tools are dropped: "
+            f"{WITH_TOOLS}"
+        )
+
+
 def _notes(found: Survey, fractions: tuple[float, float]) -> list[str]:
     notes = []
     loose = found.dropped[BESIDE]
@@ -340,11 +380,6 @@ def _notes(found: Survey, fractions: tuple[float, float]) -> list[str]:
             f"most of the images are NOT used: {loose:,} are beside folders, {found.samples:,} in them. Most likely "
             "the former are intended: move the folders elsewhere, or all images into one folder; for images by class, "
             "move each image into the folder of its class"
-        )
-    if found.requests and not found.is_traffic:
-        notes.append(
-            f"{found.requests:,} of {found.samples:,} samples are requests to a server, which have a conversation's "
-            'earlier answers again: read them in an ingest and a tokenize of their own, with train_on = "last"'
         )
     for split, reads in (("test", "evaluate"), ("val", "what is measured during training")):
         if not found.usable_in(fractions, split):

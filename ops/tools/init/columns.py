@@ -31,6 +31,11 @@ ANSWERS = (
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 KEYS = tuple(each.name for each in fields(Columns))
 ASK = "name those that there are: dflow init DATA --column question=NAME --column answer=NAME --column image=NAME"
+OF_LOGS = ("messages", "choices")  # keys of a request and of a response
+LOG_KEYS = (
+    'a server\'s log: rename the keys to "request" and "response" (also request_body and response_body, input and '
+    'output, or "messages" with "response" or "choices"): docs/data.md#traffic-of-a-server'
+)
 Row = dict[str, Any]
 
 
@@ -89,6 +94,9 @@ def _is_read(row: Row) -> bool:
 
 
 def _proposal(place: str, rows: list[Row]) -> Proposal:
+    if logged := _logged(rows):
+        listed = ", ".join(json.dumps(shortened(str(column)), ensure_ascii=False) for column in logged)
+        raise DataError(f"{place}: {listed} {'are' if len(logged) > 1 else 'is'} of {LOG_KEYS}")
     kinds = {
         column: _kind([row.get(column) for row in rows]) for column in dict.fromkeys(key for row in rows for key in row)
     }
@@ -123,6 +131,20 @@ def _proposal(place: str, rows: list[Row]) -> Proposal:
         raise _unknown(place, kinds)
     why = ", ".join(f"{key} = {json.dumps(column, ensure_ascii=False)}: {of}" for key, (column, of) in found.items())
     return Proposal(columns, f"no column has a name that ingest reads; {why}")
+
+
+def _logged(rows: list[Row]) -> list[str]:
+    """The columns that hold requests or responses of a server, in keys that `ingest` does not read."""
+
+    def is_of_log(value: Any) -> bool:
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            try:
+                value = parsed(value)
+            except ValueError:
+                return False
+        return isinstance(value, dict) and any(isinstance(value.get(key), list) for key in OF_LOGS)
+
+    return [column for column in dict.fromkeys(key for row in rows for key in row) if is_of_log(rows[0].get(column))]
 
 
 def _unknown(place: str, kinds: dict[str, str]) -> DataError:

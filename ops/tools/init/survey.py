@@ -21,10 +21,11 @@ from dsl.errors import DataError
 from ops.ingest.image_values import MISSING, OUTSIDE, encoded_image
 from ops.ingest.op import LABEL, Columns, Ingest
 from ops.ingest.read import Reading, WithoutRow, images_without_row, read_samples
+from ops.ingest.remedies import REMEDIES as ingest_remedies
 from ops.ingest.sample import END_OF_THOUGHT, IMAGE, THINK, DroppedSample, ImagePart, RawSample, Turn
 from ops.ingest.source import UnknownFormat, find_format
 from ops.ingest.splits import split_of
-from ops.lib.data.sample_account import Unusable
+from ops.lib.data.sample_account import MOST_LOST, Unusable
 from ops.lib.vision.family_config import sees_by_name
 from ops.lib.vision.images import fault_of, size_of, strict_pillow
 from ops.tools.init.columns import Proposal, proposed_columns
@@ -42,6 +43,7 @@ FRACTIONS = (
     *((0.05, 0.3), (0.1, 0.3), (0.1, 0.4), (0.2, 0.3), (0.3, 0.4)),
 )
 REMEDIES = {
+    **ingest_remedies,
     OUTSIDE: "--image-root names the folder of the images; --allow-outside accepts them anywhere",
     MISSING: "relative paths start from the file's own folder; --image-root names another one",
 }
@@ -58,7 +60,10 @@ class Survey:
 
     forms: of the sources. proposal: of columns, if the rows have other ones than `ingest` reads. dropped: reason ->
     samples; examples: reason -> one of them. with_tools, with_calls: samples that name tools, and those that call any.
-    reasoning: samples with an answer that includes reasoning. requests: samples from the traffic of a server. decoded,
+    learnt: answers that are learnt, of a request only the last; reasoned: those of them with reasoning; thinking,
+    plain: samples with a learnt answer that has reasoning, and with one that has none. requests: samples from the
+    traffic of a server, `continued` of them with earlier answers; openings: what their conversations begin with.
+    lacking: reason -> requests without a usable answer, which are prompts or dropped. decoded,
     broken: images that were examined, and those that inject_images rejects. examined, spoilt: samples of the former,
     and of the latter; spoilt ones are dropped, and count nowhere else. placed_images: samples with several images, or
     with one in a tool's result. unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples.
@@ -79,9 +84,15 @@ class Survey:
     with_tools: int = 0
     with_calls: int = 0
     unanswered: int = 0
-    reasoning: int = 0
+    learnt: int = 0
+    reasoned: int = 0
+    thinking: int = 0
+    plain: int = 0
     duplicates: int = 0
     requests: int = 0
+    openings: set[str] = Factory(set)
+    continued: int = 0
+    lacking: Tally[str] = Factory(Tally)
     dropped: Tally[str] = Factory(Tally)
     examples: dict[str, str] = Factory(dict)
     decoded: int = 0
@@ -107,9 +118,19 @@ class Survey:
         return round(unseen * self.spoilt / self.examined) if self.examined else 0
 
     @property
-    def is_traffic(self) -> bool:
-        """Whether all samples are requests to a server, which have a conversation's earlier answers again."""
-        return 0 < self.samples == self.requests
+    def asked_again(self) -> int:
+        """The number of requests without a usable answer that are kept as prompts."""
+        return self.lacking.total() if self.unanswered else 0
+
+    @property
+    def has_answers_again(self) -> bool:
+        """Whether requests have answers of earlier ones again; in a log of whole conversations none has."""
+        return 0 < self.requests and (not self.continued or len(self.openings) < self.requests)
+
+    @property
+    def read(self) -> int:
+        """The number of samples that were read, those that are dropped included."""
+        return self.samples + self.dropped.total()
 
     @property
     def usable(self) -> int:
@@ -138,27 +159,47 @@ def survey(
     image_root, allow_outside: as for `ingest`. named: the columns, if the user names them. Raises DataError for data
     that `ingest` would reject, with every broken row, for an unknown format, with the files found, for columns whose
     meaning cannot be told, and if no sample is usable.
+
+    Requests of a log without a usable answer are dropped, as `ingest` does by default. Where these are more than the
+    share MOST_LOST of all requests, or other samples are prompts too, the data is read again, and they are prompts.
     """
     forms = _forms(sources, None if named is None else named.columns)
     proposal = named or proposed_columns(sources, forms, allow_outside)
-    found = Survey(
-        sources=sources,
-        forms=forms,
-        image_root=image_root,
-        allow_outside=allow_outside,
-        proposal=proposal,
-        exact=counter.exact,
-        rules=counter.rules,
-    )
+
+    def surveyed(keeps_requests: bool) -> Survey:
+        found = Survey(
+            sources=sources,
+            forms=forms,
+            image_root=image_root,
+            allow_outside=allow_outside,
+            proposal=proposal,
+            exact=counter.exact,
+            rules=counter.rules,
+        )
+        _read(found, counter, keeps_requests=keeps_requests)
+        return found
+
+    found = surveyed(False)
+    lacking = found.lacking.total()
+    if lacking and (found.unanswered or lacking > MOST_LOST * (found.requests + lacking)):
+        found = surveyed(True)
+    if not found.samples:
+        raise DataError(_nothing(found))
+    return found
+
+
+def _read(found: Survey, counter: Counter, *, keeps_requests: bool) -> None:
+    """Read the data of a survey. keeps_requests: those without a usable answer are prompts, and else dropped."""
+    sources, forms = found.sources, found.forms
     reading = Reading(
         sources=sources,
-        image_root=image_root,
-        allow_outside=allow_outside,
+        image_root=found.image_root,
+        allow_outside=found.allow_outside,
         duplicate_ids="number",
         question=QUESTION,
         answer=LABEL,
         require_answers=False,
-        columns=None if proposal is None else proposal.columns,
+        columns=None if found.proposal is None else found.proposal.columns,
     )
     found.unnamed = images_without_row(reading)
     # The ids of images by class begin with the name of their source; that of a single one is empty.
@@ -171,6 +212,11 @@ def survey(
             if isinstance(sample, DroppedSample):
                 _drop(found, sample.id, sample.reason, sample.detail)
                 continue
+            if sample.lacks:
+                found.lacking[sample.lacks] += 1
+                if not keeps_requests:
+                    _drop(found, sample.id, sample.lacks, "")
+                    continue
             seen = found.with_images + found.spoilt + 1
             if sample.images and (found.decoded < DECODED or tried.random() < DECODED / seen):
                 reason, detail = _fault(found, sample)
@@ -182,9 +228,6 @@ def survey(
                 found.splits[fractions][split_of(config, sample)] += 1
             _keep(measured, drawn, found.samples, partial(_length, counter, sample, sample.id.startswith(classes)))
     found.lengths, found.token_ids = measured, counter.seen
-    if not found.samples:
-        raise DataError(_nothing(found))
-    return found
 
 
 def percentile(values: list[int], share: float) -> int:
@@ -202,18 +245,25 @@ def _count(found: Survey, sample: RawSample) -> None:
     found.with_tools += bool(sample.tools)
     found.with_calls += any(turn.tool_calls for turn in sample.turns)
     found.unanswered += sample.turns[-1].role != "assistant"
-    found.reasoning += any(map(_reasons, sample.turns))
+    answers = [_reasons(turn) for turn in sample.turns if turn.role == "assistant"]
+    answers = answers[-1:] if sample.opening is not None else answers
+    found.learnt += len(answers)
+    found.reasoned += sum(answers)
+    found.thinking += any(answers)
+    found.plain += not all(answers)
     found.duplicates += sample.draw_id is not None
-    found.requests += sample.opening is not None
+    if sample.opening is not None:
+        found.requests += 1
+        found.openings.add(sample.opening)
+        found.continued += sum(turn.role == "assistant" for turn in sample.turns) > 1
     if sample.split is not None:
         found.given.add(sample.split)
 
 
 def _reasons(turn: Turn) -> bool:
-    """Whether a turn is an answer with reasoning, in its own field or in the text."""
+    """Whether an answer has reasoning, in its own field or in the text."""
     texts = [part for part in turn.content if isinstance(part, str)]
-    in_text = any(mark in text for text in texts for mark in (THINK, END_OF_THOUGHT))
-    return turn.role == "assistant" and (bool(turn.reasoning_content) or in_text)
+    return bool(turn.reasoning_content) or any(mark in text for text in texts for mark in (THINK, END_OF_THOUGHT))
 
 
 def _forms(sources: tuple[Path, ...], columns: Columns | None) -> tuple[str, ...]:
@@ -333,7 +383,8 @@ class Length:
     """The size of a sample in tokens of text, with the sizes of its images.
 
     before: tokens before the last answer. last: those of the last answer; 0 if the last turn is the user's. answers:
-    those of every answer. calls: those of the answers that call tools.
+    those of every answer. calls: those of the answers that call tools. is_request: of a server's log, of which only the
+    last answer is learnt.
     """
 
     before: int
@@ -341,22 +392,28 @@ class Length:
     answers: tuple[int, ...]
     images: tuple[Size, ...]
     calls: tuple[int, ...] = ()
+    is_request: bool = False
 
     def prompt(self, rules: PixelRules | OwnRules) -> int:
         """The number of tokens of the last prompt, including images."""
         return self.before + sum(map(rules.tokens, self.images))
 
     def regenerated_prompt(self, rules: PixelRules | OwnRules, max_answer: int) -> int:
-        """The tokens of the last prompt if the target answers each earlier turn with max_answer tokens."""
+        """The tokens of the last prompt if the target answers each earlier turn with max_answer tokens; those of a
+        request stay.
+        """
+        if self.is_request:
+            return self.prompt(rules)
         earlier = self.answers[:-1] if self.last else self.answers
         return self.prompt(rules) + sum(max(max_answer + TURN_TOKENS - tokens, 0) for tokens in earlier)
 
     def whole(self, rules: PixelRules | OwnRules) -> int:
         return self.prompt(rules) + self.last
 
-    def learnt(self, last_only: bool = False) -> int:
-        """The number of tokens in the loss mask: every answer, or only the last, with its end token."""
-        return sum(map(learnt_tokens, (self.last,) if last_only else self.answers))
+    @property
+    def learnt(self) -> int:
+        """The number of tokens in the loss mask: every answer, or of a request only the last, with its end token."""
+        return sum(map(learnt_tokens, (self.last,) if self.is_request else self.answers))
 
 
 def learnt_tokens(answer: int) -> int:
@@ -396,7 +453,8 @@ class Counter:
         answers = [tokens for tokens, turn in zip(of_turns, sample.turns, strict=True) if turn.role == "assistant"]
         calls = [tokens for tokens, turn in zip(of_turns, sample.turns, strict=True) if turn.tool_calls]
         last = of_turns[-1] if sample.turns[-1].role == "assistant" else 0
-        return Length(sum(of_turns) - last, last, tuple(answers), tuple(sizes), tuple(calls))
+        is_request = sample.opening is not None
+        return Length(sum(of_turns) - last, last, tuple(answers), tuple(sizes), tuple(calls), is_request)
 
 
 def estimated(text: str) -> int:

@@ -21,7 +21,8 @@ from ops.lib.target.probed import MEASURING_COPY, in_silence, probe_of_copy
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
 from ops.lib.vision.family_config import BY_TORCHVISION, is_qwen, sees_by_name
-from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_limits
+from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_limits, template_texts
+from ops.lib.vision.template_kinds import shows_tools
 from ops.load_target.plan import TARGETS, dtype_of, find_config, hub_cache, snapshot
 
 PAPER_LAYERS = 5  # of the paper
@@ -45,7 +46,8 @@ class Target:
     """A target for which a pipeline is written. checkpoint: a directory, or a model id with its revision.
 
     mask: the mask token to set, and the reason; None if it is known already. tokenizer: its tokenizer.json, None if
-    absent. thinks: whether its chat template has `enable_thinking`.
+    absent. thinks: whether its chat template has `enable_thinking`; shows_tools: whether it has `tools`, true if not
+    known.
     """
 
     checkpoint: str
@@ -55,6 +57,7 @@ class Target:
     tokenizer: Path | None
     pixel_limits: Mapping[str, int]
     thinks: bool
+    shows_tools: bool = True
     sizes: TargetSizes = field(default=Factory(_sizes, takes_self=True))
 
     @property
@@ -100,6 +103,11 @@ class Target:
             return count
         return 1
 
+    @property
+    def layer_ids(self) -> tuple[int, ...] | None:
+        """The layers to capture by number, where a target is too small to spread any; else None."""
+        return (0,) if int(self.sizes.text["num_hidden_layers"]) == 2 else None
+
 
 def read_target(checkpoint: str) -> Target:
     """The target in a checkpoint directory, or for a model id whose config.json dflow includes.
@@ -126,6 +134,7 @@ def read_target(checkpoint: str) -> Target:
             tokenizer=tokenizer,
             pixel_limits=pixel_limits(*image_settings(directory)),
             thinks=_thinks(directory),
+            shows_tools=shows_tools(template_texts(directory)) is not False,
         )
     known = _known()
     if checkpoint not in known:

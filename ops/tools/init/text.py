@@ -8,13 +8,13 @@ import textwrap
 from dsl.check import FILL_IN
 from dsl.errors import DataError, on_one_line
 from dsl.shown import shown_bytes
-from ops.ingest.image_values import MISSING, OUTSIDE
+from ops.ingest.image_values import OUTSIDE, REMOTE
 from ops.lib.sglang.model_classes import not_run, served_class
 from ops.lib.sglang.version import VERSIONS, installed_version
 from ops.lib.vision.family_config import is_qwen
 from ops.tools.init.advice import FLOAT32, Advice, Choice
 from ops.tools.init.survey import QUESTION, REMEDIES, OwnRules, Survey, percentile
-from ops.tools.init.target import LARGE, Target
+from ops.tools.init.target import LARGE, PAPER_LAYERS, Target
 from ops.train_dflash.verdicts import LEAST_BETWEEN
 
 WIDTH = 118
@@ -26,7 +26,8 @@ ALGORITHMS = {
     "dspark": "known to SGLang; a dearer step (the target's logits too), a teacher",
     "lilicorr": "known to SGLang; a dearer step (a transformer over candidates), a teacher",
 }
-ANSWERS_AGAIN = "a log has earlier answers again in later requests, and each is learnt once"
+ANSWERS_AGAIN = "later requests of a log have the earlier answers again, and each is learnt once"
+SAID_BY_EXAMPLE = (OUTSIDE, REMOTE)
 WITHOUT = "blocks through this target's cache do not give what single tokens give"
 RECOMMENDED = "dflash"
 TAUGHT = [name for name, what in ALGORITHMS.items() if what.endswith(", a teacher")]
@@ -85,6 +86,7 @@ def summary(found: Survey, target: Target | None, advice: Advice, *, comment: bo
         lines.append(f"dtype: {advice.precision.dtype}; {advice.precision.why}")
     lines.append(f"algorithm: {RECOMMENDED}, {ALGORITHMS[RECOMMENDED]}; {' and '.join(OTHERS)}: see [node.train]")
     lines += [] if target is None else about_serving(target)
+    lines += [f"warning: {warning}" for warning in advice.warnings]
     lines += [f"note: {note}" for note in advice.notes]
     folded = [textwrap.wrap(on_one_line(line), WIDTH - len(mark), subsequent_indent="    ") for line in lines]
     return [f"{mark}{part}" for parts in folded for part in parts]
@@ -112,7 +114,7 @@ def _about_data(found: Survey) -> list[str]:
     if found.proposal is not None:
         lines.append(f"columns: {found.proposal.why}")
     for reason, count in found.dropped.most_common():
-        remedy = f"; {REMEDIES[reason]}" if reason == MISSING else ""  # the example of any other says it
+        remedy = f"; {REMEDIES[reason]}" if reason in REMEDIES and reason not in SAID_BY_EXAMPLE else ""
         lines.append(f"dropped: {count:,} ({reason}), such as {found.examples[reason]}{remedy}")
     lines += [f"images: {each}" for each in found.unnamed]
     if found.decoded:
@@ -153,9 +155,9 @@ def _about_lengths(found: Survey, advice: Advice) -> list[str]:
     if answers:
         lengths = f"median {percentile(answers, 0.5):,}, 95 % {percentile(answers, 0.95):,}, longest {max(answers):,}"
         lines.append(f"tokens of an answer: {lengths}")
-    if found.unanswered:
+    if unanswered := found.unanswered - found.asked_again:
         lines.append(
-            f"answers: {_samples(found.unanswered)} end{'s' * (found.unanswered == 1)} with the user's turn; "
+            f"answers: {_samples(unanswered)} end{'s' * (unanswered == 1)} with the user's turn; "
             "the target answers them"
         )
     if found.has_classes:
@@ -178,6 +180,8 @@ def _ingest(sources: list[str], found: Survey, advice: Advice) -> list[str]:
         )
     if found.unanswered:
         lines.append("require_answers = false           # prompts suffice: regenerate answers them")
+    if found.has_answers_again:
+        lines.append(_noted('learnt_in_requests = "last"', ANSWERS_AGAIN))
     if found.duplicates:
         lines.append(f'duplicate_ids = "number"          # {found.duplicates:,} ids have more than one sample')
     if found.image_root is not None:
@@ -188,7 +192,9 @@ def _ingest(sources: list[str], found: Survey, advice: Advice) -> list[str]:
     elif found.dropped[OUTSIDE]:
         lines.append(f"# allow_outside = true            # {found.dropped[OUTSIDE]:,} images lie outside the folder")
     val, test = advice.fractions
-    drawn_by = "conversation" if found.is_traffic else "id"
+    drawn_by = "conversation" if found.requests == found.samples else "id"
+    if 0 < found.requests < found.samples:
+        drawn_by = "id, of requests of the conversation"
     given = f", those of {', '.join(sorted(found.given))} by the data itself" if found.given else ""
     return [
         *lines,
@@ -253,7 +259,6 @@ def _tokenize(found: Survey, target: Target | None, advice: Advice, sees: bool) 
         'samples = "@regenerate"',
         'target = "@target"                # its tokenizer, chat template and image processor',
         _noted('contexts = "served"', "each answer follows the prompt that a server renders"),
-        *([_noted('train_on = "last"', ANSWERS_AGAIN)] if found.is_traffic else []),
         _line("max_length", Choice(advice.max_length, "max_prompt_tokens + max_new_tokens; longer ones are dropped")),
         _line("min_loss_tokens", advice.min_loss_tokens),
         _line("expected_tokens", Choice(advice.tokens, _about_tokens(found))),
@@ -277,11 +282,18 @@ def _capture(target: Target | None, dtype: str, advice: Advice) -> list[str]:
         'op = "capture_targets"',
         'tokens = "@tokenize"',
         'target = "@target"',
-        f"num_layers = {target.num_layers if target is not None else 5}",
+        _layers("num_layers", target),
         *_dtype("dtype", dtype),
         f"{'# final_hidden = true':33} # the teacher of {', '.join(TAUGHT)}: one layer's features more ([node.train])",
         '# backend = "sglang"              # the engine that serves, if it is installed: docs/sglang.md',
     ]
+
+
+def _layers(field: str, target: Target | None) -> str:
+    """The line with the layers to capture. field: that of their number."""
+    if target is not None and target.layer_ids is not None:
+        return _noted(f"target_layer_ids = {list(target.layer_ids)}", "all but the last of the target's layers")
+    return f"{field} = {PAPER_LAYERS if target is None else target.num_layers}"
 
 
 def _shard(advice: Advice) -> list[str]:
@@ -300,7 +312,7 @@ def _train(target: Target | None, dtype: str, advice: Advice, is_verified: bool)
     if advice.online:
         lines += [
             'capture = "online"                # the features would not fit on the disk',
-            f"capture_layers = {target.num_layers if target is not None else 5}",
+            _layers("capture_layers", target),
             *_dtype("capture_dtype", dtype),
         ]
     else:
@@ -405,36 +417,50 @@ def _thinking(found: Survey, target: Target | None) -> list[str]:
     """The lines that set enable_thinking, by whether the data has reasoning; none if the target cannot think."""
     if target is None or not target.thinks:
         return []
-    if not found.reasoning:
+    if not found.reasoned:
         return [
             _noted("enable_thinking = false", "no answer of the data has reasoning; true for others, in both nodes")
         ]
-    share = f"{found.reasoning:,} of {_samples(found.samples - found.unanswered)} with an answer have reasoning"
-    value = "true" if _wants_reasoning(found) else "false"
-    return [_noted(f"enable_thinking = {value}", f"{share}; the same in both nodes")]
+    share = f"{_with_reasoning(found)} have reasoning"
+    why = f"a guess, {share}: as your server runs it, the same in both nodes"
+    return [_noted(f"enable_thinking = {_wants_reasoning(found)}", why)]
 
 
-def _wants_reasoning(found: Survey) -> bool:
-    """Whether half of the answered samples, or more, have reasoning."""
-    return 0 < found.samples - found.unanswered <= 2 * found.reasoning
+def _wants_reasoning(found: Survey) -> str:
+    """true if half of the learnt answers, or more, have reasoning; else false."""
+    return "true" if found.learnt <= 2 * found.reasoned else "false"
+
+
+def _with_reasoning(found: Survey) -> str:
+    return f"{found.reasoned:,} of {found.learnt:,} learnt answers"
 
 
 def _about_reasoning(found: Survey, target: Target | None) -> list[str]:
-    if not found.reasoning:
+    if not found.reasoned:
         return []
-    about = f"reasoning: {found.reasoning:,} of {_samples(found.samples - found.unanswered)} with an answer have some"
+    about = f"reasoning: {_with_reasoning(found)} have some"
     if target is None:
         return [f"{about}; set enable_thinking in regenerate and tokenize if the target's chat template reads it"]
     if not target.thinks:
         return [f"{about}; the target's chat template does not read enable_thinking, which shows or hides it"]
-    return [f"{about}, so enable_thinking = {'true' if _wants_reasoning(found) else 'false'}"]
+    return [
+        f"{about}; does your server think? enable_thinking = {_wants_reasoning(found)} is a guess by that share, in "
+        f'regenerate and tokenize. It matters with answers = "data": false drops the {_samples(found.thinking)} with '
+        f"reasoning; with true, the {_samples(found.plain)} with an answer without any learn an empty thought, or are "
+        "dropped, as the chat template begins answers"
+    ]
 
 
 def _tools(found: Survey) -> list[str]:
-    """The line that sets the form of tools to that of the installed SGLang, if the data has any and it is known."""
-    engine = _installed_engine()
-    if not found.with_tools or engine is None:
+    """The line that sets the form of tools to that of the installed SGLang, a comment if none is known; none without
+    tools.
+    """
+    if not found.with_tools:
         return []
+    engine = _installed_engine()
+    if engine is None:
+        newest = f'# tools_as = "sglang-{VERSIONS[-1]}"'
+        return [_noted(newest, "the engine that will serve, which shows tools in its own form; the same in both nodes")]
     return [_noted(f'tools_as = "{engine}"', "as the installed engine shows tools; the same in both nodes")]
 
 
@@ -443,7 +469,9 @@ def _about_tools(found: Survey) -> list[str]:
         return []
     engine = _installed_engine()
     about = "tools: each engine shows them in a form of its own"
-    return [f'{about}, so tools_as = "{engine}"' if engine else f"{about}; set tools_as to the engine that will serve"]
+    if engine:
+        return [f'{about}, so tools_as = "{engine}"']
+    return [f"{about}: take in tools_as in regenerate and tokenize, for the engine that will serve"]
 
 
 def _installed_engine() -> str | None:

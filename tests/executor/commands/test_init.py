@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli
 from family_checkpoints import make_checkpoint
 from format_cases import (
     as_struct,
@@ -262,10 +263,13 @@ def test_reasoning_in_the_answers_decides_whether_the_target_is_asked_for_it(
     assert [chosen, chosen] == [made[node]["enable_thinking"] for node in ("regenerate", "tokenize")]
     assert "served" == made["tokenize"]["contexts"]
     written = (project / "pipeline.toml").read_text()
-    assert 2 == written.count(f"# {3 * of_ten} of 30 samples with an answer have reasoning; the same in both nodes")
-    said = capsys.readouterr().out
-    assert f"reasoning: {3 * of_ten} of 30 samples with an answer have some, so enable_thinking = " in said
-    assert f"enable_thinking = {str(chosen).lower()}\n" in said
+    learnt = f"{3 * of_ten + 1} of 31 learnt answers have"
+    assert 2 == written.count(f"# a guess, {learnt} reasoning: as your server runs it, the same in both nodes")
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"reasoning: {learnt} some; does your server think?" in said
+    assert f"enable_thinking = {str(chosen).lower()} is a guess by that share" in said
+    dropped = f'answers = "data": false drops the {3 * of_ten} samples with reasoning'
+    assert f"{dropped}; with true, the {30 - 3 * of_ten} samples with an answer without any" in said
 
 
 def test_reasoning_that_the_targets_template_cannot_show_is_said(
@@ -296,7 +300,9 @@ def test_data_with_tools_is_shown_as_the_installed_engine_shows_it(
     assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
     made = nodes(project / "pipeline.toml")
     assert [chosen, chosen] == [made[node].get("tools_as") for node in ("regenerate", "tokenize")]
-    advice = f'so tools_as = "{chosen}"' if chosen else "set tools_as to the engine that will serve"
+    written = (project / "pipeline.toml").read_text()
+    assert (0 if chosen else 2) == written.count('\n# tools_as = "sglang-0.5.23"      # the engine that will serve')
+    advice = f'so tools_as = "{chosen}"' if chosen else "take in tools_as in regenerate and tokenize"
     assert "tools: 3 (10 %) of 30 samples with tools, 0 (0 %) with calls of them" in (said := capsys.readouterr().out)
     assert advice in " ".join(said.split())
 
@@ -485,15 +491,122 @@ def test_a_log_of_an_agent_is_learnt_by_its_last_answers_and_keeps_its_calls(
     assert 0 == main(["init", "log.jsonl", "--target", target])
     made = nodes(project / "pipeline.toml")
     text = (project / "pipeline.toml").read_text()
-    tokens = len(json.dumps({"name": "w", "arguments": {"city": "Paris"}}).split()) + 1  # and its end
-    assert ("last", tokens) == (made["tokenize"]["train_on"], made["tokenize"]["min_loss_tokens"])
-    assert "a log has earlier answers again in later requests, and each is learnt once" in text
-    assert "would drop conversations that end behind such a call" in text
+    assert ("last", 2) == (made["ingest"]["learnt_in_requests"], made["tokenize"]["min_loss_tokens"])
+    assert "train_on" not in made["tokenize"]
+    assert "later requests of a log have the earlier answers again, and each is learnt once" in text
     assert "drawn by hash of the conversation" in text and "duplicate_ids" not in made["ingest"]
     chat(project / "chat.jsonl", 200, answer=" ".join(["word"] * 60))
     assert 0 == main(["init", "chat.jsonl", "log.jsonl", "--target", target, "--force"])
-    assert "train_on" not in nodes(project / "pipeline.toml")["tokenize"]
-    assert "80 of 280 samples are requests to a server" in " ".join(capsys.readouterr().out.split())
+    assert "last" == nodes(project / "pipeline.toml")["ingest"]["learnt_in_requests"]
+    assert "drawn by hash of the id, of requests of the conversation" in (project / "pipeline.toml").read_text()
+    whole = [row for place, row in enumerate(rows) if place % 2]  # only the last request of each conversation
+    (project / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in whole))
+    assert 0 == main(["init", "log.jsonl", "--target", target, "--force"])
+    assert "learnt_in_requests" not in nodes(project / "pipeline.toml")["ingest"]
+
+
+def logged(reasons: list[str], answer: str = "word " * 40) -> str:
+    """A log with a request for each finish reason."""
+    rows = [
+        {
+            "request": {"messages": [{"role": "user", "content": f"Question {place}"}]},
+            "response": {"choices": [{"message": {"content": answer}, "finish_reason": reason}]},
+        }
+        for place, reason in enumerate(reasons)
+    ]
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def test_few_requests_without_a_usable_answer_are_counted_by_reason_and_change_nothing(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "log.jsonl").write_text(logged(["stop"] * 40 + ["length", "length", "error"]))
+    assert 0 == main(["init", "log.jsonl"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "data: 40 samples (json)" in said and "user's turn" not in said
+    assert "dropped: 2 (the answer was cut at its limit), such as 41; set require_answers = false" in said
+    assert "dropped: 1 (the request failed), such as 43;" in said and "warning:" not in said
+    assert "require_answers" not in tomli.loads((project / "pipeline.toml").read_text())["node"]["ingest"]
+
+
+def test_many_requests_without_a_usable_answer_are_prompts_and_a_warning(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "log.jsonl").write_text(logged(["stop"] * 30 + ["length"] * 9 + ["error"]))
+    assert 0 == main(["init", "log.jsonl"])
+    said = " ".join(capsys.readouterr().out.split())
+    reasons = "9 the answer was cut at its limit, 1 the request failed"
+    assert (
+        f"warning: 10 of 40 requests have no usable answer ({reasons}): with require_answers = false they are" in said
+    )
+    assert "user's turn" not in said
+    assert not tomli.loads((project / "pipeline.toml").read_text())["node"]["ingest"]["require_answers"]
+
+
+def test_a_share_of_dropped_rows_as_a_run_would_warn_of_is_a_warning_with_what_to_do(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "w", "arguments": {}}}]}
+    bad = [{"messages": [{"role": "user", "content": f"{place}"}, call]} for place in range(5)]
+    chat(project / "chat.jsonl", 35, answer="word " * 40)
+    with (project / "chat.jsonl").open("a") as file:
+        file.writelines(f"{json.dumps(row)}\n" for row in bad)
+    assert 0 == main(["init", "chat.jsonl"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert 'tool calls without tools), such as 36; give each row its "tools", or set default_tools' in said
+    assert "warning: 12% of the samples (5 of 40) are dropped: 5 tool calls without tools" in said
+
+
+def test_short_answers_that_would_be_dropped_are_a_warning(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chat(project / "short.jsonl", 8, answer="one two")
+    chat(project / "long.jsonl", 32, answer="word " * 60)
+    target = checkpoint(project / "target", sees=False)
+    assert 0 == main(["init", "short.jsonl", "long.jsonl", "--target", target])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "warning: 8 of 40 samples examined have fewer than min_loss_tokens = 32 answer tokens" in said
+
+
+def test_a_template_that_shows_no_tools_is_a_warning_of_init_and_plan(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [{"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "Sunny. " * 40}]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    rows = [{"request": {"messages": asked[:1], "tools": tools}, "response": asked[1]["content"]}] * 40
+    (project / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    target = checkpoint(project / "target", sees=False)
+    assert 0 == main(["init", "log.jsonl", "--target", target])
+    warning = "the target's chat template shows no tools, so 40 samples with tools are dropped: give load_target a"
+    assert f"warning: {warning} chat_template" in " ".join(capsys.readouterr().out.split())
+    assert 0 == main(["plan", "pipeline.toml"])
+    warning = "the target's chat template shows no tools, so samples with tools are dropped: give load_target a"
+    assert 1 == " ".join(capsys.readouterr().out.split()).count(f"warning: {warning}")
+    assert 0 == main(["plan", "pipeline.toml", "-s", 'regenerate.answers="data"'])
+    assert 1 == " ".join(capsys.readouterr().out.split()).count(f"warning: {warning}")
+    (project / "target" / "chat_template.jinja").write_text("{{ messages }}{{ tools }}")
+    assert 0 == main(["init", "log.jsonl", "--target", target, "--force"])
+    assert 0 == main(["plan", "pipeline.toml"])
+    assert "shows no tools" not in capsys.readouterr().out
+
+
+def test_a_target_of_two_layers_is_captured_at_its_first_and_planned_as_it_stands(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = checkpoint(project / "target", sees=False)
+    config = json.loads((project / "target" / "config.json").read_text())
+    (project / "target" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    chat(project / "chat.jsonl", 200)
+    assert 0 == main(["init", "chat.jsonl", "--target", target])
+    assert [0] == nodes(project / "pipeline.toml")["capture"]["target_layer_ids"]
+    assert 0 == main(["plan", "pipeline.toml"])
+    written = (project / "pipeline.toml").read_text()
+    line = next(line for line in written.splitlines() if line.startswith("target_layer_ids"))
+    (project / "pipeline.toml").write_text(written.replace(line, "num_layers = 1"))
+    assert 2 == main(["plan", "pipeline.toml"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "has none between its 2nd and 3rd-last; set target_layer_ids = [0] instead" in said
+    (project / "target" / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    assert 1 == main(["init", "chat.jsonl", "--target", target, "--force"])
+    assert "the target has 1 layer" in capsys.readouterr().err
 
 
 def test_features_that_the_disk_does_not_hold_are_captured_while_training(

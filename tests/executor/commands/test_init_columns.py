@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,16 @@ def test_a_batch_and_its_output_need_no_columns(project: Path, capsys: pytest.Ca
     assert "tokens of an answer: median" in capsys.readouterr().out
     assert 1 == main(["init", "out.jsonl", "--force"])
     assert "out.jsonl: a line of a batch's output, which has no prompt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", [lambda value: value, json.dumps])
+def test_keys_of_a_log_that_is_not_read_are_named_with_those_that_are(
+    project: Path, capsys: pytest.CaptureFixture[str], form: Callable[[Any], Any]
+) -> None:
+    asked = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    said = {"choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}]}
+    (project / "log.jsonl").write_text(json.dumps({"req": form(asked), "resp": form(said), "ms": 3}) + "\n")
+    assert 1 == main(["init", "log.jsonl"])
+    told = capsys.readouterr().err
+    assert 'log.jsonl: "req", "resp" are of a server\'s log: rename the keys to "request" and "response"' in told
+    assert "docs/data.md#traffic-of-a-server" in told

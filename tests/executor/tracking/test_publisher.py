@@ -160,6 +160,23 @@ def test_a_send_that_never_ends_holds_the_end_of_a_run_for_a_bounded_time_that_i
     assert [is_alive(pid) for pid in pids_in(folder)] == [False]
 
 
+def test_a_report_that_takes_long_is_named_and_waited_for(started, monkeypatch):
+    monkeypatch.setattr(publisher, "END_WITHIN_S", 0.2)
+    line = {"warning": None, "is_last": False, "note": "writing the report", "waits": 600.0}
+    program = f"print(json.dumps({line}), flush=True); is_told_to_finish(); time.sleep(1); say(None, True)"
+    running, told, _ = started(program)
+    wait_for(lambda: told.notes)
+    running.finish(lambda: False)
+    assert (told.notes, told.last) == (["writing the report"], [])
+
+
+def test_a_writer_says_that_only_its_report_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(publisher, "SILENT_S", 0.05)
+    waited = []
+    done = publisher.ReportWriter(tmp_path, tmp_path / "no-run", lambda: waited.append(1)).written()
+    assert done.code and waited == [1]
+
+
 def test_who_does_not_want_to_wait_for_mlflow_gives_up_and_the_process_is_dead_by_then(started):
     running, told, folder = started("import signal; os.kill(os.getpid(), signal.SIGSTOP)")
     wait_for(lambda: pids_in(folder))

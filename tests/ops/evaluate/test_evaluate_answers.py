@@ -8,15 +8,21 @@ from typing import Any
 import pytest
 import torch
 from agent_rows import with_template, write_agent_processor
-from agent_templates import EXTENDS
+from agent_templates import EXTENDS, TEMPLATES
+from attrs import evolve
 from chat_samples import png, row, run_tokenize, write_rows
 from evaluate_cases import evaluate_config, make_draft, run_evaluate, small_draft
+from fake_stage import FakeStage
 from lively_target import make_lively
 
 from dsl.errors import DataError
 from ops.artifacts import TargetModel, TokenShards
+from ops.evaluate.benchmark_rows import Benchmark
+from ops.evaluate.intervals import missing_kinds
 from ops.evaluate.op import Evaluate
-from ops.evaluate.prompts import Prompt
+from ops.evaluate.plan import asked_prompts
+from ops.evaluate.prompts import Prompt, choose_prompts, encoder_of, read_benchmark
+from ops.evaluate.run import data_kinds
 from ops.evaluate.statistics import steps_of, tau_by
 from ops.evaluate.summary import Summary
 from ops.evaluate.turns import Answered, PromptResult
@@ -27,6 +33,7 @@ from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.encode import ChatEncoder
+from ops.tools.diagnose.bench import spread_samples
 
 
 def say(role: str, text: str) -> dict[str, Any]:
@@ -129,6 +136,9 @@ def test_a_conversation_in_several_samples_keeps_its_turns_and_is_asked_once_for
     assert {"long@1": 0, "long@2": 1, "long@3": 2, "long@4": 0, "short": 0, "me@2": 0} == turns
     last = Prompt.held_out(reader)
     assert {"long@3": 2, "long@4": 0, "short": 0, "me@2": 0} == {prompt.id: prompt.turn for prompt in last}
+    assert [prompt.id for prompt in last] == [sample.id for sample in spread_samples(reader, 99)]
+    for prompts, asked in (("last", 4), ("each", 6)):
+        assert {"text": asked} == asked_prompts(evaluate_config(prompts=prompts), tokens.path)
     ids = [record["id"] for record in reader.records]
     assert [reader.sample(ids.index(prompt.id)).prompt_tokens for prompt in last] == [prompt.length for prompt in last]
 
@@ -246,3 +256,44 @@ def test_tau_by_kind_equals_a_walk_through_the_tokens_and_adds_up_to_all(kinds):
     )
     every = tau_by(answers, lambda *_: "all", 10, 0)["all"]
     assert every.steps == sum(tau["steps"] for tau in tables["tau_by_kind"].values())
+    assert "kinds_without_steps" not in tables and [] == missing_kinds(tables)
+    silent = evolve(summary, kinds=[[min(kind, 2) for kind in each] for each in of_tokens])
+    known = evolve(silent, data_kinds={"all": 9, "reasoning": 2, "text": 9, "call": 7, "end": 9}).report()
+    assert {"call": 7} == known["kinds_without_steps"]
+    (sentence,) = missing_kinds(known)
+    assert sentence.startswith("call: no steps; 7 of 9 samples of the split have some, and none of the target's")
+    assert "kinds_without_steps" not in silent.report()
+
+
+def test_the_kinds_of_the_data_are_counted_by_sample(served, tokens):
+    assert {"all": 3, "none": 3, "text": 3, "end": 3} == data_kinds(TokenReader(served, "test"))
+    assert {} == data_kinds(TokenReader(tokens, "test"))
+
+
+def test_where_every_sample_has_one_answer_each_asks_no_more_than_last_and_says_so(tokens, draft, lively, tmp_path):
+    held_out = [{**each, "split": "test"} for each in (row("long", LONG), row("b", SHORT))]
+    samples = write_rows(tmp_path / "in", [row("train", SHORT), *held_out])
+    options = {"processor": str(tokens.path / "processor"), "contexts": "served", "min_loss_tokens": 1}
+    last = run_tokenize(tmp_path, samples, train_on="last", **options).artifact(TokenShards)
+    stage = FakeStage(tmp_path / "eval", {"tokens": last})
+    said: list[str] = []
+    stage.info = said.append
+    target = Target.load(lively)
+    asked = choose_prompts(evaluate_config(prompts="each"), stage, target, encoder_of(last, target))
+    assert ["long", "b"] == [prompt.id for prompt in asked]
+    assert any('prompts = "each" asks what "last" asks: each of the 2 conversations' in text for text in said)
+
+
+def test_the_history_of_a_benchmark_is_shown_as_a_server_shows_it(tmp_path):
+    base = write_agent_processor(tmp_path / "base")
+    encoder = ChatEncoder(with_template(base, TEMPLATES["strips"].text, TEMPLATES["strips"].eos))
+    thought = {**say("assistant", "<think>Hm.</think>One.")}
+    messages = [TALK[0], thought, TALK[2]]
+    file = tmp_path / "bench.jsonl"
+    texts = [{"role": each["role"], "content": each["content"][0]["text"]} for each in messages]
+    file.write_text(json_line({"id": "a", "category": "talk", "messages": texts}))
+    (prompt,) = read_benchmark(Benchmark(file), encoder)
+    wanted = encoder.served_prompt(messages, (), True)
+    assert wanted.input_ids.tolist() == prompt.sample().input_ids.tolist()
+    assert prompt.length == len(wanted.input_ids)
+    assert wanted.input_ids.tolist() != encoder.prompt(messages).tolist()

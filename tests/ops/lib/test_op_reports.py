@@ -148,11 +148,15 @@ def test_target_draft_and_gate_show_what_they_are(tmp_path: Path) -> None:
         "live": {"status": "skipped", "reason": "no GPU", "remedy": "use one"},
         "tau": {"evaluate": {"all": 3.5, "image": 4.0}, "served": None},
         "warnings": ["pixels differ"],
+        "prompts": 8,
+        "evaluated": 17,
     }
     write_json(tmp_path / "check.json", check)
     sections = check_export_sections(tmp_path)
     assert ("live: reason", "no GPU") in body(sections, "gate").rows
     assert [("all", 3.5, None), ("image", 4.0, None)] == body(sections, "tau").rows
+    note = next(section.note for section in sections if section.title == "tau")
+    assert "Of the gate's 8 prompts of the 17 that evaluate asked (live_prompts), so tau is another" in note
     assert [("pixels differ",)] == body(sections, "warnings of the gate").rows
 
 

@@ -7,14 +7,16 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import torch
 from chat_samples import LONG_ANSWER, conversation, png, run_tokenize, write_samples
 from fake_stage import FakeStage
 from PIL import Image
 
 from ops.artifacts import TokenShards
-from ops.lib.data.token_shards import TokenReader
+from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.builtin import write_builtin_processor
+from ops.tokenize_chat.preview import Preview
 
 EVIL = "</span><script>alert(1)</script> \" onload='x' & \u202e {count} <img src=http://a/b>"
 
@@ -134,3 +136,34 @@ def test_the_preview_shows_the_train_split_only_and_is_the_same_each_time(tmp_pa
     second, _ = preview(tmp_path / "b", rows, processor_dir, workers=3)
     assert first == second
     assert ["s1"] == re.findall("<h2>(.*?)</h2>", first)
+
+
+def test_samples_of_every_source_are_shown_in_turn(tmp_path, processor_dir):
+    rows = [conversation(("user", "Hm?"), ("assistant", "Yes.")) for _ in range(9)]
+    samples = write_samples(tmp_path / "in", rows)
+    file = tmp_path / "in/samples.jsonl"
+    names = [*(f"log:{place}" for place in range(6)), "chat:6", "chat:7", "own"]
+    text = file.read_text()
+    for place, name in enumerate(names):
+        text = text.replace(f'"s{place}"', f'"{name}"')
+    file.write_text(text)
+    config = {"processor": str(processor_dir), "min_loss_tokens": 1, "preview_samples": 4}
+    shown = (run_tokenize(tmp_path, samples, **config).out_dir / "preview.html").read_text("utf-8")
+    assert ["log:0", "log:1", "chat:6", "own"] == re.findall("<h2>(.*?)</h2>", shown)
+    assert "<h1>4 of the samples to train on" in shown and "call</span>." not in shown
+
+
+def test_reasoning_and_calls_have_colours_and_a_legend_where_kinds_are_known(tmp_path, processor_dir):
+    processor = load_processor(str(processor_dir))
+    ids = processor.tokenizer("one two three four", return_tensors="pt").input_ids[0]
+    page = Preview(3, processor)
+    for name, of_sample in (("a:1", [0, 2, 2, 4]), ("a:2", [0, 2, 2, 4]), ("a:3", [0, 2, 2, 4]), ("a:4", [1, 2, 3, 4])):
+        kinds = torch.tensor((of_sample * len(ids))[: len(ids)], dtype=torch.uint8)
+        nothing = torch.empty(0, 4), torch.empty(0, 3, dtype=torch.int64)
+        page.add(TokenSample(name, "text", ids, kinds > 0, *nothing, 1, kinds=kinds))
+    assert ["a:1", "a:2", "a:4"] == [shown.sample_id for shown in page.chosen()]
+    page.write(tmp_path / "preview.html")
+    text = (tmp_path / "preview.html").read_text("utf-8")
+    assert '<span class="call">call</span>.' in text
+    found = [(kind, title.partition(",")[0]) for _, kind, title in Page(text).tokens][-len(ids) :]
+    assert [("l reasoning", "reasoning"), ("l", "text"), ("l call", "call"), ("l", "end")] == found[:4]

@@ -34,11 +34,26 @@ def warnings_of(said: str) -> list[str]:
 def test_a_loss_of_more_than_a_tenth_is_a_warning_with_its_cause_and_remedy(tmp_path, capsys):
     stage = tallied(tmp_path, 448, {"long": 120, "blind": 43}, long="raise max_length", other="never said")
     text = "27% of the samples (163 of 611) are dropped: 120 long, 43 blind"
-    remedy = "raise max_length; dropped.csv names each with its reason"
-    assert [f"warning: {text}; {remedy}"] == warnings_of(capsys.readouterr().out)
-    assert [{"of": "samples", "text": text, "remedy": remedy}] == read_json(stage.out_dir / "summary.json")["losses"]
+    lines = ["long: raise max_length", "dropped.csv names each with its reason"]
+    said = capsys.readouterr().out
+    assert [f"warning: {text}"] == warnings_of(said)
+    assert "\n  ".join([f"warning: {text}", *lines]) in said
+    losses = read_json(stage.out_dir / "summary.json")["losses"]
+    assert [{"of": "samples", "text": text, "remedy": "\n".join(lines)}] == losses
+    remedy = "; ".join(lines)
     verdicts = [each.body for each in account_sections(stage.out_dir) if isinstance(each.body, Finding)]
     assert [verdict("limit", text, "warning", remedy)] == verdicts
+
+
+def test_each_remedy_stands_on_a_line_behind_the_reasons_that_it_is_for(tmp_path, capsys):
+    again = "set a = 1; or b"
+    tallied(tmp_path, 4, {"cut": 4, "odd": 3, "failed": 2}, cut=again, failed=again)
+    assert "4 cut, 3 odd, 2 failed\n  cut, failed: set a = 1; or b\n  dropped.csv" in capsys.readouterr().out
+
+
+def test_of_samples_over_max_samples_as_many_may_be_at_fault(tmp_path, capsys):
+    tallied(tmp_path, 16, {"fault": 10, NOT_TAKEN: 132})
+    assert [] == warnings_of(capsys.readouterr().out)
 
 
 def test_of_many_reasons_the_most_frequent_are_named(tmp_path, capsys):
@@ -65,13 +80,14 @@ def test_what_counts_is_the_share_of_the_samples_that_were_read(tmp_path_factory
     dropped = {"fault": lost, NOT_TAKEN: left_out, DUPLICATE: left_out}
     stage = tallied(tmp_path_factory.mktemp("tally"), kept, dropped, unread)
     summary = read_json(stage.out_dir / "summary.json")
-    expected = [f"({lost} of {kept + lost})"] if 10 * lost > kept + lost else []
+    read = kept + lost + left_out
+    expected = [f"({lost} of {read})"] if 10 * lost > read else []
     assert expected == [f"({loss.text.split('(')[1].split(')')[0]})" for loss in losses_of(summary)]
     assert bool(expected) == ("losses" in summary)
 
 
 def test_a_summary_that_names_no_losses_is_judged_by_its_counts():
-    summary = {"in": 100, "dropped": {"fault": 8, NOT_TAKEN: 30}}
+    summary = {"in": 100, "dropped": {"fault": 8, DUPLICATE: 30}}
     assert ["11% of the samples (8 of 70) are dropped: 8 fault"] == [loss.text for loss in losses_of(summary)]
 
 
