@@ -9,8 +9,10 @@ written. Workers share the shards as ops/lib/data/shared_shards.py says.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ from ops.regenerate_answers.conflicts import conflicts
 from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, Conversation, Prompts
 from ops.regenerate_answers.endpoint import EndpointAnswerer, ServerUse
 from ops.regenerate_answers.local import Answerer
-from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.op import JUDGEMENT, RegenerateAnswers
 from ops.regenerate_answers.sampling import Sampling, unused_settings
 from ops.regenerate_answers.shards import Answer, Progress, Shard, asked_rows, shards, turns_of
 from ops.tokenize_chat.encode import LAST
@@ -45,10 +47,7 @@ TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_toke
 REPETITION = "repetition"
 RETOKENISED = "tokenised otherwise than generated"
 KEPT = 'answers = "data": those of the data set stay, and nothing was generated'
-UNTRAINED = (
-    "a target that writes the tokens of turns or images is probably not trained, or has another chat template; of "
-    "gpt-oss these are other channels than analysis, final and calls (docs/targets.md)"
-)
+UNTRAINED = "a target that writes the tokens of turns or images is probably not trained, or has another chat template"
 USUAL_CAUSES = (
     "the usual causes are answers that were cut (max_new_tokens), and a chat template that changes answers, such as "
     "their thoughts (enable_thinking)"
@@ -61,16 +60,19 @@ REMEDIES = {
     TOO_SHORT: "lower min_answer_tokens",
     TOO_LONG: "raise max_answer_tokens",
     REPETITION: 'set sampling = "checkpoint", since many targets repeat themselves under greedy decoding, or '
-    "drop_repetitions = false",
+    'drop_repetitions = false, with finish_reasons = ["stop", "length"] for answers that do not end',
     RETOKENISED: "set drop_retokenised = false, which trains on tokens that the target did not generate",
     SPECIAL_IN_ANSWER: UNTRAINED,
 }
 ENDLESS = {FINISHED.format("length"), TOO_LONG, REPETITION}
+JUDGED = 8  # prompts of a trial that are answered as the full run does
+
+Rounds = Sequence[tuple[Sampling, Iterable[Shard | None]]]  # shards to answer one after the other, and how
 
 
 def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     """Write the ImageSamples artifact with new answers; the samples of other splits stay unchanged, and with
-    answers = "data" all of them.
+    answers = "data" all of them. A trial also judges a few answers as the full run gives them.
 
     Drop reasons: those of `refusal`, conversations.py and client.py, and those for which tokenize_chat drops a prompt.
     Raises DataError for images without a vision target, for a server that refuses all, for more drops than
@@ -90,25 +92,27 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     prompts = Prompts.load(config, target, samples.path)
     for warning in prompts.warnings if stage.worker == 0 else ():
         stage.warn(warning)
+    rounds = [] if not config.trial or stage.worker else [judged_round(config, stage, prompts, samples.path)]
+    full, config = config, drawn(config) if config.trial else config
     sampling = chosen_sampling(config, stage, prompts)
     progress = Progress(stage, check_rows(samples.path, config, prompts))
     progress.report()
     work = partial(shards, samples.path, config, stage.work_dir, stage.worker)
     answer = answer_by_server if config.backend == "endpoint" else answer_here
     if stage.workers == 1:
-        served = answer(config, stage, prompts, sampling, work(), progress)
+        served = answer(config, stage, prompts, [(sampling, work()), *rounds], progress)
         progress.report()
-        write_artifact(config, stage, samples.path, prompts, served)
+        write_artifact(config, full, stage, samples.path, prompts, served)
         return
     shared = SharedShards(stage)
     mine = shared.claimed(work, lambda shard: shard.path)
-    served = answer(config, stage, prompts, sampling, mine, progress)
+    served = answer(config, stage, prompts, [(sampling, mine), *rounds], progress)
     progress.report()
     shared.give("served", [asdict(each) for each in served])
 
     def write() -> None:
         of_all = [ServerUse(**each) for given in shared.given("served") for each in given]
-        write_artifact(config, stage, samples.path, prompts, of_all)
+        write_artifact(config, full, stage, samples.path, prompts, of_all)
 
     shared.write_artifact(write)
 
@@ -133,39 +137,84 @@ def chosen_sampling(config: RegenerateAnswers, stage: Stage, prompts: Prompts) -
     return sampling
 
 
+def drawn(config: RegenerateAnswers) -> RegenerateAnswers:
+    """The config of a trial's samples: answers are drawn at random, and all of them are kept.
+
+    A target trained for a few steps may repeat one token without text, and its answers do not end.
+    """
+    return evolve(
+        config,
+        sampling="greedy",
+        temperature=max(config.temperature, 1.0),
+        top_p=min(config.top_p, 0.5),
+        finish_reasons=("stop", "length"),
+        min_answer_tokens=1,
+        max_answer_tokens=None,
+        drop_repetitions=False,
+        drop_retokenised=False,
+    )
+
+
+def judged_round(
+    config: RegenerateAnswers, stage: Stage, prompts: Prompts, folder: Path
+) -> tuple[Sampling, list[Shard | None]]:
+    """The few prompts of a trial that are answered as the full run does. folder: of the samples read."""
+    shard = judged_shard(config, stage, folder)
+    shard.work_dir.mkdir(exist_ok=True)
+    return chosen_sampling(config, stage, prompts), [shard]
+
+
+def judged_shard(config: RegenerateAnswers, stage: Stage, folder: Path) -> Shard:
+    """The first samples of the chosen splits, as a shard of their own."""
+    rows = (row for row in asked_rows(folder, config) if row["split"] in config.splits)
+    return Shard(0, list(islice(rows, JUDGED)), stage.work_dir / "judged")
+
+
+def write_judgement(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
+    """Write how many of a trial's judged samples the full run would drop, by reason, and how to keep them."""
+    outcomes = list(read_jsonl(judged_shard(config, stage, folder).path))
+    dropped = Counter(fault[0] for outcome in outcomes if (fault := refusal(config, outcome)) is not None)
+    judgement = {"samples": len(outcomes), "dropped": dict(dropped), "remedies": remedies(dropped)}
+    write_json(stage.out_dir / JUDGEMENT, judgement)
+
+
 def answer_here(
-    config: RegenerateAnswers,
-    stage: Stage,
-    prompts: Prompts,
-    sampling: Sampling,
-    work: Iterable[Shard | None],
-    progress: Progress,
+    config: RegenerateAnswers, stage: Stage, prompts: Prompts, rounds: Rounds, progress: Progress
 ) -> list[ServerUse]:
     """Answer with the target, loaded in this process; returns no use of a server."""
     target = Target.load(stage.inputs["target"], stage.device, getattr(torch, config.dtype))
-    Answerer(config, target, prompts, sampling, stage.stop_requested, progress).answer_all(work)
+    for sampling, work in rounds:
+        Answerer(config, target, prompts, sampling, stage.stop_requested, progress).answer_all(work)
     return []
 
 
 def answer_by_server(
-    config: RegenerateAnswers,
-    stage: Stage,
-    prompts: Prompts,
-    sampling: Sampling,
-    work: Iterable[Shard | None],
-    progress: Progress,
+    config: RegenerateAnswers, stage: Stage, prompts: Prompts, rounds: Rounds, progress: Progress
 ) -> list[ServerUse]:
-    """Answer with a server; returns its use by this worker."""
-    client = ChatClient.of(config, sampling, stage.info if stage.worker == 0 else print)
-    answerer = EndpointAnswerer(config, prompts, client, stage.stop_requested, progress)
-    answerer.answer_all(work)
-    return [answerer.served()]
+    """Answer with a server; returns its use by this worker, for each round."""
+    served = []
+    for sampling, work in rounds:
+        client = ChatClient.of(config, sampling, stage.info if stage.worker == 0 else print)
+        answerer = EndpointAnswerer(config, prompts, client, stage.stop_requested, progress)
+        answerer.answer_all(work)
+        served.append(answerer.served())
+    return served
 
 
 def write_artifact(
-    config: RegenerateAnswers, stage: Stage, folder: Path, prompts: Prompts, served: Sequence[ServerUse]
+    config: RegenerateAnswers,
+    full: RegenerateAnswers,
+    stage: Stage,
+    folder: Path,
+    prompts: Prompts,
+    served: Sequence[ServerUse],
 ) -> None:
-    """Write the samples, their images and, with a server, its speed in this attempt. folder: of the samples read."""
+    """Write the samples, their images and, with a server, its speed in this attempt. folder: of the samples read.
+
+    full: the config by which a trial's answers are judged.
+    """
+    if full.trial:
+        write_judgement(full, stage, folder)
     if served:
         together = ServerUse.together(served)
         figures = together.figures()
