@@ -34,6 +34,7 @@ from ops.lib.target.probed import (
 )
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.target.token_ids import mask_warning
+from ops.lib.target.tokenizer_check import round_trip_warning, tokenizer_warnings
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template
 from ops.lib.vision.family_config import is_qwen
 from ops.lib.vision.processor import load_processor
@@ -56,7 +57,8 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     if config.template_date is not None:
         template = with_day(template, read_day(config.template_date), str(directory))
         chat_template = template
-    for found in template_warnings([template], processor.special_tokens):
+    of_tokenizer = (*tokenizer_warnings(directory, [template]), round_trip_warning(directory, processor.tokenizer))
+    for found in (*template_warnings([template], processor.special_tokens), *filter(None, of_tokenizer)):
         stage.warn(found)
     mask_token_id = processor.mask_token_id if config.mask_token_id is None else config.mask_token_id
     info = describe_target(  # before gigabytes are copied

@@ -23,6 +23,7 @@ from ops.lib.target.quantised import BY_SGLANG, dequantising_mistake, method_of,
 from ops.lib.target.sizes import TargetSizes, check_tables, named_dtype
 from ops.lib.target.stored_weights import StoredTensor, UnknownEnd, find_ends, head_bias, listed, weights_mistakes
 from ops.lib.target.token_ids import check_added_tokens, check_ends
+from ops.lib.target.tokenizer_check import tokenizer_warnings
 from ops.lib.vision.family_config import check_family_config, check_model_type, is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, processor_mistakes, template_texts
 from ops.lib.vision.template_kinds import read_day, template_warnings, with_day
@@ -216,11 +217,16 @@ def date_mistakes(day: str | None, chat_template: str | None, checkpoint: str) -
 
 
 def template_notes(chat_template: str | None, checkpoint: str | None, day: str | None = None) -> tuple[str, ...]:
-    """Warnings of what the chat template does that answers and servers depend on; none for a model id.
+    """Warnings of what the chat template does that answers and servers depend on, and of a tokenizer that does not fit
+    it; none for a model id.
 
     day: one that takes the place of today's.
     """
-    return template_warnings(_templates(chat_template, checkpoint), day=day)
+    templates = _templates(chat_template, checkpoint)
+    notes = template_warnings(templates, day=day)
+    if checkpoint is None or not Path(checkpoint).is_dir() or processor_folder_mistakes(checkpoint):
+        return notes
+    return (*notes, *tokenizer_warnings(Path(checkpoint), templates))
 
 
 def _templates(chat_template: str | None, checkpoint: str | None) -> list[str]:
