@@ -246,13 +246,13 @@ def _rebuilt_by(records: Sequence[Record], digest: str) -> str:
 
 def _probe_target(options: argparse.Namespace) -> int:
     """Measure a small random copy of a target, in a process of its own, and print each check."""
-    from ops.lib.target.probed import MEASURING_COPY, probe_of_copy
+    from ops.lib.target.probed import MEASURING_COPY, STARTING, probe_of_copy
     from ops.tools.init.target import measured_config
 
     config, notes = measured_config(options.target)
     kind = config.get("model_type")
     with Activity() as activity:
-        activity.status(MEASURING_COPY)
+        activity.status(STARTING)
         try:
             probe = probe_of_copy(config, lambda name: activity.detail(f"{MEASURING_COPY}: {name}"))
         except DataError as error:

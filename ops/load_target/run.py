@@ -20,6 +20,7 @@ from ops.lib.target.model import Target, complete_config, describe_target, read_
 from ops.lib.target.no_memory import no_verdict
 from ops.lib.target.probe import probe_config, probe_weights
 from ops.lib.target.probed import (
+    A_MINUTE,
     FEW_PASSES,
     MEASURED,
     MEASURING_COPY,
@@ -103,7 +104,7 @@ def _probe(directory: Path, info: Mapping[str, Any], minutes: float, stage: Stag
     probes = []
     try:
         if not config.get("auto_map"):
-            stage.info(MEASURING_COPY)
+            stage.info(f"{MEASURING_COPY}, {A_MINUTE}")
             probes.append(probe_config(config))
     except DataError as error:
         stage.info(f"only the weights are measured: {error}")

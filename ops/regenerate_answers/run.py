@@ -40,7 +40,7 @@ from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import JUDGEMENT, RegenerateAnswers
 from ops.regenerate_answers.sampling import Sampling, unused_settings
 from ops.regenerate_answers.shards import Answer, Progress, Shard, asked_rows, shards, turns_of
-from ops.tokenize_chat.encode import LAST
+from ops.tokenize_chat.encode import LAST, ChatEncoder
 
 FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
@@ -48,6 +48,7 @@ REPETITION = "repetition"
 RETOKENISED = "tokenised otherwise than generated"
 KEPT = 'answers = "data": those of the data set stay, and nothing was generated'
 UNTRAINED = "a target that writes the tokens of turns or images is probably not trained, or has another chat template"
+OTHER_CHANNELS = f"{UNTRAINED}; or it wrote other channels than analysis, final and calls (docs/targets.md)"
 USUAL_CAUSES = (
     "the usual causes are answers that were cut (max_new_tokens), and a chat template that changes answers, such as "
     "their thoughts (enable_thinking)"
@@ -90,7 +91,7 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
         if stage.worker == 0:
             stage.info(reason)
     prompts = Prompts.load(config, target, samples.path)
-    for warning in prompts.warnings if stage.worker == 0 else ():
+    for warning in prompts.warnings if stage.worker == 0 and target is None else ():  # else load_target warned
         stage.warn(warning)
     rounds = [] if not config.trial or stage.worker else [judged_round(config, stage, prompts, samples.path)]
     full, config = config, drawn(config) if config.trial else config
@@ -170,11 +171,12 @@ def judged_shard(config: RegenerateAnswers, stage: Stage, folder: Path) -> Shard
     return Shard(0, list(islice(rows, JUDGED)), stage.work_dir / "judged")
 
 
-def write_judgement(config: RegenerateAnswers, stage: Stage, folder: Path) -> None:
+def write_judgement(config: RegenerateAnswers, stage: Stage, folder: Path, encoder: ChatEncoder) -> None:
     """Write how many of a trial's judged samples the full run would drop, by reason, and how to keep them."""
     outcomes = list(read_jsonl(judged_shard(config, stage, folder).path))
     dropped = Counter(fault[0] for outcome in outcomes if (fault := refusal(config, outcome)) is not None)
-    judgement = {"samples": len(outcomes), "dropped": dict(dropped), "remedies": remedies(dropped)}
+    advice = remedies(dropped, remedies_by_reason(encoder))
+    judgement = {"samples": len(outcomes), "dropped": dict(dropped), "remedies": advice}
     write_json(stage.out_dir / JUDGEMENT, judgement)
 
 
@@ -214,7 +216,7 @@ def write_artifact(
     full: the config by which a trial's answers are judged.
     """
     if full.trial:
-        write_judgement(full, stage, folder)
+        write_judgement(full, stage, folder, prompts.encoder)
     if served:
         together = ServerUse.together(served)
         figures = together.figures()
@@ -225,7 +227,7 @@ def write_artifact(
     settings = {"enable_thinking": config.enable_thinking, "history_reasoning": config.history_reasoning}
     tools_as = {} if config.tools_as == GIVEN else {"tools_as": config.tools_as}
     write_json(stage.out_dir / ANSWERED, settings | tools_as)
-    write_samples(config, stage, folder, prompts.encoder.vocabulary)
+    write_samples(config, stage, folder, prompts.encoder)
 
 
 def write_once(stage: Stage, write: Callable[[], None]) -> None:
@@ -267,14 +269,15 @@ def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> Seq
     return before
 
 
-def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, vocabulary: str) -> None:
+def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, encoder: ChatEncoder) -> None:
     """Write samples.jsonl, summary.json and dropped.csv from the finished shards, and log the counts.
 
-    vocabulary: the digest of the tokens that generated ids mean.
+    encoder: the target's, with the digest of the tokens that generated ids mean.
     """
+    known = remedies_by_reason(encoder)
     outcomes = (outcome for shard in shards(folder, config, stage.work_dir) for outcome in read_jsonl(shard.path))
     answers = tokens = retokenised = trained_on = prompted = kept = spoilt = called = cut = skipped = repeated = 0
-    tally = Tally(stage, "regenerate", REMEDIES)
+    tally = Tally(stage, "regenerate", known)
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8", newline="\n") as file:
         for row in asked_rows(folder, config):
             if row["split"] in config.splits:
@@ -288,7 +291,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, vocabul
                     continue
                 told = [Answer(**answer) for answer in outcome["answers"]]
                 conversation = Conversation.told(row, config.tool_results, told)
-                row = regenerated_row(conversation, vocabulary)
+                row = regenerated_row(conversation, encoder.vocabulary)
                 called, cut = called + ("tools" in row), cut + conversation.is_cut
                 skipped += conversation.skipped
                 differently = sum(answer["retokenised_differently"] for answer in outcome["answers"])
@@ -299,12 +302,13 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, vocabul
             file.write(sample_line(row))
             tally.keep(row["split"], is_read=row["split"] in config.splits)
     if not kept:
-        raise DataError(f"no answer of the target is left:\n{tally.reasons()}\n{remedies(tally.dropped)}")
+        raise DataError(f"no answer of the target is left:\n{tally.reasons()}\n{remedies(tally.dropped, known)}")
     why = f"are {RETOKENISED}: the draft is trained on tokens that the target did not generate"
     tally.spoilt(retokenised, trained_on, why, other_tokens(spoilt, kept))
-    tally.finish(config.max_dropped)
-    if SPECIAL_IN_ANSWER in tally.dropped:
-        stage.warn(f"{tally.dropped[SPECIAL_IN_ANSWER]} answers contain special tokens: {UNTRAINED}")
+    losses = tally.finish(config.max_dropped)
+    untrained = known[SPECIAL_IN_ANSWER]
+    if SPECIAL_IN_ANSWER in tally.dropped and not any(untrained in loss.remedy for loss in losses):
+        stage.warn(f"{tally.dropped[SPECIAL_IN_ANSWER]} answers contain special tokens: {untrained}")
     counts = {
         "answers": answers,
         "tokens": tokens,
@@ -369,10 +373,15 @@ def regenerated_row(conversation: Conversation, vocabulary: str) -> dict[str, An
     }
 
 
-def remedies(reasons: Iterable[str]) -> str:
-    """Advice on how to keep samples that were dropped for these reasons."""
+def remedies_by_reason(encoder: ChatEncoder) -> dict[str, str]:
+    """REMEDIES, with what special tokens in an answer mean of the target's chat template."""
+    return {**REMEDIES, SPECIAL_IN_ANSWER: OTHER_CHANNELS} if encoder.template.has_channels else REMEDIES
+
+
+def remedies(reasons: Iterable[str], known: Mapping[str, str]) -> str:
+    """Advice on how to keep samples that were dropped for these reasons. known: the advice by reason."""
     named = {*reasons}
-    known = [remedy for reason, remedy in REMEDIES.items() if reason in named]
+    found = [remedy for reason, remedy in known.items() if reason in named]
     if named & ENDLESS:
-        known.append("an untrained target does not end its answers")
-    return "; ".join(known) or "change the data or the chat template, as the reasons say"
+        found.append("an untrained target does not end its answers")
+    return "; ".join(found) or "change the data or the chat template, as the reasons say"

@@ -73,10 +73,9 @@ def day_warning(templates: Iterable[str]) -> str:
     if not any(map(ANY_CALL.search, templates)):
         return ""
     return (
-        f"the chat template writes today's date ({CLOCK}): all that is rendered here has {DAY:%Y-%m-%d}, and a server "
-        'writes the day on which it answers, also with backend = "endpoint". Set template_date = "YYYY-MM-DD" of '
-        "load_target: the target's chat_template.jinja, which the gate and `dflow serve` use, then has that day; give "
-        "other servers that file (--chat-template)"
+        f"the chat template writes today's date ({CLOCK}): {DAY:%Y-%m-%d} in all that is rendered here, and the day of "
+        'the answer on a server. Set template_date = "YYYY-MM-DD" of load_target, which `dflow serve` and the gate use '
+        "too; give other servers the target's chat_template.jinja (--chat-template)"
     )
 
 

@@ -17,12 +17,13 @@ from ops.capture_targets.layers import spread_layers
 from ops.lib.data.files import shown_json
 from ops.lib.forecasts import read_target_config
 from ops.lib.target.checkpoint_check import checkpoint_mistakes, sizes_in, template_notes
-from ops.lib.target.probed import MEASURING_COPY, in_silence, probe_of_copy
+from ops.lib.target.probed import MEASURING_COPY, STARTING, in_silence, probe_of_copy
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
 from ops.lib.target.tokenizer_check import tokenizer_warnings
 from ops.lib.vision.family_config import BY_TORCHVISION, is_qwen, sees_by_name
 from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_limits, template_texts
+from ops.lib.vision.template_kinds import day_warning
 from ops.load_target.plan import TARGETS, dtype_of, find_config, hub_cache, snapshot
 
 PAPER_LAYERS = 5  # of the paper
@@ -50,7 +51,7 @@ class Target:
     """A target for which a pipeline is written. checkpoint: a directory, or a model id with its revision.
 
     mask: the mask token to set, and the reason; None if it is known already. tokenizer: its tokenizer.json, None if
-    absent. thinks: whether its chat template has `enable_thinking`.
+    absent. thinks: whether its chat template has `enable_thinking`; dated: whether it writes the day.
     """
 
     checkpoint: str
@@ -60,6 +61,7 @@ class Target:
     tokenizer: Path | None
     pixel_limits: Mapping[str, int]
     thinks: bool
+    dated: bool = False
     sizes: TargetSizes = field(default=Factory(_sizes, takes_self=True))
 
     @property
@@ -131,6 +133,7 @@ def read_target(checkpoint: str) -> Target:
             tokenizer=tokenizer,
             pixel_limits=pixel_limits(*image_settings(directory)),
             thinks=_thinks(directory),
+            dated=bool(day_warning(template_texts(directory))),
         )
     known = _known()
     if checkpoint not in known:
@@ -222,7 +225,7 @@ def measured(
     if is_qwen(target.config):
         return Measured([])
     kind = target.config.get("model_type")
-    show(MEASURING_COPY)
+    show(STARTING)
     try:
         probe = probe_of_copy(target.config, lambda name: detail(f"{MEASURING_COPY}: {name}"))
     except DataError as error:
