@@ -67,8 +67,9 @@ def smoke_run(path: Path, graph: Graph, samples: int, file: str) -> int:
             f"not reduced, since their ops have no smoke(): {', '.join(unreduced)}; only their inputs are smaller"
         )
     record = session.record
-    code = run_session(session, make_display(record.state))
-    print_results(record.state, ())
+    display = make_display(record.state)
+    code = run_session(session, display)
+    print_results(record.state, (), warned=display.warned)
     if changed := changed_fields(session.graph, graph):
         print_lines("\n".join(["values that the trial took instead of those of the full run:", *changed]))
     if code == OK:
