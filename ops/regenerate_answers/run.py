@@ -93,7 +93,7 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     prompts = Prompts.load(config, target, samples.path)
     for warning in prompts.warnings if stage.worker == 0 and target is None else ():  # else load_target warned
         stage.warn(warning)
-    rounds = [] if not config.trial or stage.worker else [judged_round(config, stage, prompts, samples.path)]
+    rounds = judged_rounds(config, stage, prompts, samples.path) if config.trial and stage.worker == 0 else []
     full, config = config, drawn(config) if config.trial else config
     sampling = chosen_sampling(config, stage, prompts)
     progress = Progress(stage, check_rows(samples.path, config, prompts))
@@ -156,13 +156,13 @@ def drawn(config: RegenerateAnswers) -> RegenerateAnswers:
     )
 
 
-def judged_round(
-    config: RegenerateAnswers, stage: Stage, prompts: Prompts, folder: Path
-) -> tuple[Sampling, list[Shard | None]]:
-    """The few prompts of a trial that are answered as the full run does. folder: of the samples read."""
+def judged_rounds(config: RegenerateAnswers, stage: Stage, prompts: Prompts, folder: Path) -> Rounds:
+    """The few prompts of a trial that are answered as the full run does, if there are any. folder: of the samples."""
     shard = judged_shard(config, stage, folder)
+    if not shard.rows:
+        return []
     shard.work_dir.mkdir(exist_ok=True)
-    return chosen_sampling(config, stage, prompts), [shard]
+    return [(chosen_sampling(config, stage, prompts), [shard])]
 
 
 def judged_shard(config: RegenerateAnswers, stage: Stage, folder: Path) -> Shard:
@@ -173,7 +173,10 @@ def judged_shard(config: RegenerateAnswers, stage: Stage, folder: Path) -> Shard
 
 def write_judgement(config: RegenerateAnswers, stage: Stage, folder: Path, encoder: ChatEncoder) -> None:
     """Write how many of a trial's judged samples the full run would drop, by reason, and how to keep them."""
-    outcomes = list(read_jsonl(judged_shard(config, stage, folder).path))
+    shard = judged_shard(config, stage, folder)
+    if not shard.rows:
+        return
+    outcomes = list(read_jsonl(shard.path))
     dropped = Counter(fault[0] for outcome in outcomes if (fault := refusal(config, outcome)) is not None)
     advice = remedies(dropped, remedies_by_reason(encoder))
     judgement = {"samples": len(outcomes), "dropped": dict(dropped), "remedies": advice}

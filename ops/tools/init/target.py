@@ -223,7 +223,7 @@ def measured(
     """
     of_template = [f"target: {note}" for note in template_notes(None, target.checkpoint)]
     if is_qwen(target.config):
-        return Measured([])
+        return Measured(of_template)
     kind = target.config.get("model_type")
     show(STARTING)
     try:

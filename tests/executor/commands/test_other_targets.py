@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from any_targets import any_checkpoint
-from init_cases import SMALL_RUN, chat, nodes, write_photos
+from init_cases import SMALL_RUN, chat, checkpoint, nodes, write_photos
 from seeing_targets import seeing_checkpoint
 
 from executor.cli import main
@@ -49,6 +49,23 @@ def test_init_writes_a_pipeline_that_plans_without_a_hand_on_it(
     made = nodes(project / "pipeline.toml")
     assert 360 == made["target"]["mask_token_id"]  # the first row without a token
     assert 0 == main(["plan", "pipeline.toml"])
+
+
+@pytest.mark.parametrize("is_dated", [False, True])
+def test_init_writes_a_line_to_take_in_for_the_day_where_the_template_writes_it(
+    project: Path, capsys: pytest.CaptureFixture[str], is_dated: bool
+) -> None:
+    target = Path(checkpoint(project / "target", sees=False))
+    template = target / "chat_template.jinja"
+    dated = '{{ strftime_now("%d %b %Y") }}' if is_dated else ""
+    template.write_text(dated + "{% for message in messages %}{{ message.content + eos_token }}{% endfor %}")
+    assert 0 == main(["init", str(chat(project / "chat.jsonl", 30)), "--target", str(target)])
+    lines = (project / "pipeline.toml").read_text().splitlines()
+    switch = [line for line in lines if line.startswith('# template_date = "2024-07-26" ')]
+    assert is_dated == bool(switch) and int(is_dated) == capsys.readouterr().out.count("writes today's date")
+    if is_dated:
+        (project / "pipeline.toml").write_text("\n".join(lines).replace(switch[0], switch[0].removeprefix("# ")))
+        assert "2024-07-26" == nodes(project / "pipeline.toml")["target"]["template_date"]
 
 
 def test_another_package_called_ops_is_not_taken_for_dflows(project: Path) -> None:
