@@ -26,7 +26,7 @@ from ops.lib.target.token_ids import check_added_tokens, check_ends
 from ops.lib.target.tokenizer_check import tokenizer_warnings
 from ops.lib.vision.family_config import check_family_config, check_model_type, is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, processor_mistakes, template_texts
-from ops.lib.vision.template_kinds import read_day, template_warnings, with_day
+from ops.lib.vision.template_kinds import pinned_note, read_day, template_warnings, thought_warning, with_day
 
 State = tuple[tuple[str, int, int, int], ...]
 POINTER = b"version https://git-lfs"
@@ -216,17 +216,30 @@ def date_mistakes(day: str | None, chat_template: str | None, checkpoint: str) -
     return {"template_date": mistakes[0][0]} if mistakes and all(mistakes) else {}
 
 
-def template_notes(chat_template: str | None, checkpoint: str | None, day: str | None = None) -> tuple[str, ...]:
+def template_notes(chat_template: str | None, checkpoint: str | None) -> tuple[str, ...]:
     """Warnings of what the chat template does that answers and servers depend on, and of a tokenizer that does not fit
     it; none for a model id.
-
-    day: one that takes the place of today's.
     """
-    templates = _templates(chat_template, checkpoint)
-    notes = template_warnings(templates, day=day)
+    texts = _templates(chat_template, checkpoint)
+    return (*template_warnings(texts), *_tokenizer_warnings(checkpoint, texts))
+
+
+def loaded_template_notes(chat_template: str | None, checkpoint: str, day: str | None = None) -> tuple[str, ...]:
+    """The notes on the chat template of a target that is loaded, in which a fixed day takes the place of today's.
+
+    day: the one that is set, None for the default. Warnings begin with "warning: "; none for a model id.
+    """
+    texts = _templates(chat_template, checkpoint)
+    note = pinned_note(texts[0], chat_template or checkpoint) if day is None and len(texts) == 1 else ""
+    of_template = template_warnings(texts) if day is None and not note else filter(None, [thought_warning(texts)])
+    warnings = (*of_template, *_tokenizer_warnings(checkpoint, texts))
+    return (*filter(None, [note]), *(f"warning: {each}" for each in warnings))
+
+
+def _tokenizer_warnings(checkpoint: str | None, templates: list[str]) -> tuple[str, ...]:
     if checkpoint is None or not Path(checkpoint).is_dir() or processor_folder_mistakes(checkpoint):
-        return notes
-    return (*notes, *tokenizer_warnings(Path(checkpoint), templates))
+        return ()
+    return tokenizer_warnings(Path(checkpoint), templates)
 
 
 def _templates(chat_template: str | None, checkpoint: str | None) -> list[str]:

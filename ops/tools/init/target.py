@@ -16,14 +16,14 @@ from dsl.imports import child_environment, module_command
 from ops.capture_targets.layers import spread_layers
 from ops.lib.data.files import shown_json
 from ops.lib.forecasts import read_target_config
-from ops.lib.target.checkpoint_check import checkpoint_mistakes, sizes_in, template_notes
+from ops.lib.target.checkpoint_check import checkpoint_mistakes, loaded_template_notes, sizes_in
 from ops.lib.target.probed import MEASURING_COPY, STARTING, in_silence, probe_of_copy
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
 from ops.lib.target.tokenizer_check import tokenizer_warnings
 from ops.lib.vision.family_config import BY_TORCHVISION, is_qwen, sees_by_name
 from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_limits, template_texts
-from ops.lib.vision.template_kinds import day_warning
+from ops.lib.vision.template_kinds import pinned
 from ops.load_target.plan import TARGETS, dtype_of, find_config, hub_cache, snapshot
 
 PAPER_LAYERS = 5  # of the paper
@@ -133,7 +133,7 @@ def read_target(checkpoint: str) -> Target:
             tokenizer=tokenizer,
             pixel_limits=pixel_limits(*image_settings(directory)),
             thinks=_thinks(directory),
-            dated=bool(day_warning(template_texts(directory))),
+            dated=any(pinned(text) != text for text in template_texts(directory)),
         )
     known = _known()
     if checkpoint not in known:
@@ -221,7 +221,7 @@ def measured(
     show: called before what takes long, with its time; detail: while it goes on. Raises DataError where it cannot be a
     target.
     """
-    of_template = [f"target: {note}" for note in template_notes(None, target.checkpoint)]
+    of_template = [f"target: {note}" for note in loaded_template_notes(None, target.checkpoint)]
     if is_qwen(target.config):
         return Measured(of_template)
     kind = target.config.get("model_type")

@@ -230,8 +230,8 @@ def _target(target: Target | None) -> list[str]:
             )
         )
     if target.dated:
-        why = "its chat template writes today's date: with this line a server writes this day too"
-        lines.append(_noted(f'# template_date = "{DAY:%Y-%m-%d}"', why))
+        why = "the day that its chat template writes, here and in serving, unless this line names another"
+        lines.append(_noted(f'# template_date = "{DAY}"', why))
     return lines
 
 

@@ -61,11 +61,11 @@ def test_init_writes_a_line_to_take_in_for_the_day_where_the_template_writes_it(
     template.write_text(dated + "{% for message in messages %}{{ message.content + eos_token }}{% endfor %}")
     assert 0 == main(["init", str(chat(project / "chat.jsonl", 30)), "--target", str(target)])
     lines = (project / "pipeline.toml").read_text().splitlines()
-    switch = [line for line in lines if line.startswith('# template_date = "2024-07-26" ')]
+    switch = [line for line in lines if line.startswith('# template_date = "2025-01-01" ')]
     assert is_dated == bool(switch) and int(is_dated) == capsys.readouterr().out.count("writes today's date")
     if is_dated:
         (project / "pipeline.toml").write_text("\n".join(lines).replace(switch[0], switch[0].removeprefix("# ")))
-        assert "2024-07-26" == nodes(project / "pipeline.toml")["target"]["template_date"]
+        assert "2025-01-01" == nodes(project / "pipeline.toml")["target"]["template_date"]
 
 
 def test_another_package_called_ops_is_not_taken_for_dflows(project: Path) -> None:
