@@ -85,12 +85,14 @@ class Growth:
 
     series: one amount for each series of progress that the stage reports, in order. tail: the factor by which the time
     after the last series may grow. output: the factor by which the artifact grows. notes: sentences for the user.
+    fails: whether the full run would fail at this node, as far as the trial shows; a note says why, and what to do.
     """
 
     series: tuple[Amount, ...] = ()
     tail: float = 1.0
     output: float = 1.0
     notes: tuple[str, ...] = ()
+    fails: bool = False
 
 
 CHECKPOINTS = "checkpoints"  # a part of `Estimate.disk`

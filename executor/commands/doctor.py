@@ -246,26 +246,26 @@ def _rebuilt_by(records: Sequence[Record], digest: str) -> str:
 
 def _probe_target(options: argparse.Namespace) -> int:
     """Measure a small random copy of a target, in a process of its own, and print each check."""
-    from ops.lib.target.probed import MEASURING_COPY, probe_of_copy
+    from ops.lib.target.probed import MEASURING_COPY, STARTING, probe_of_copy
     from ops.tools.init.target import measured_config
 
-    config, mistakes = measured_config(options.target)
+    config, notes = measured_config(options.target)
     kind = config.get("model_type")
     with Activity() as activity:
-        activity.status(MEASURING_COPY)
+        activity.status(STARTING)
         try:
             probe = probe_of_copy(config, lambda name: activity.detail(f"{MEASURING_COPY}: {name}"))
         except DataError as error:
             raise DataError(f"{options.target}: nothing was measured on a copy: {error}") from error
     if options.json:
-        print_json({"model_type": kind, **probe.to_json(), "notes": mistakes})
+        print_json({"model_type": kind, **probe.to_json(), "notes": notes})
     else:
         print_lines(f"{options.target}: {kind}, measured on {probe.on}")
         for name, result, what in probe.rows():
             print_lines(f"{name:12} {result:6} {what}")
         print_lines(f"{'so':19} {probe.verdict}")
-        for mistake in mistakes:
-            print_lines(f"note: a run would refuse it: {mistake}")
+        for note in notes:
+            print_lines(f"note: {note}")
     return OK if probe.is_usable else FAILED
 
 

@@ -26,10 +26,15 @@ ROWS_SHOWN = 40
 MOST_COLUMNS = 5  # of copies in a table of results
 
 
-def print_results(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
-    """Print the table of all nodes, then the metrics of the named nodes, and all warnings."""
+def print_results(
+    state: RunState, result_nodes: Sequence[str], graph: Graph | None = None, warned: Collection[str] = ()
+) -> None:
+    """Print the table of all nodes, then the metrics of the named nodes, and all warnings.
+
+    warned: the warnings that this command has printed already; of those only the first sentence is repeated.
+    """
     print_lines(nodes_text(state))
-    print_figures(state, result_nodes, graph)
+    print_figures(state, result_nodes, graph, warned)
 
 
 def nodes_text(state: RunState) -> str:
@@ -72,11 +77,14 @@ def failures_text(state: RunState) -> str:
     return "\n".join(block(failure, state.run) for failure in failed)
 
 
-def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | None = None) -> None:
+def print_figures(
+    state: RunState, result_nodes: Sequence[str], graph: Graph | None = None, warned: Collection[str] = ()
+) -> None:
     """Print the final metrics of the finished ones of these nodes, then the warnings of all finished nodes.
 
     Copies of a node share a table, and the metrics that judge the result come in the first. A warning is printed once,
-    with the names of its nodes. graph: if given, copies are shown as combinations of the sweep.
+    with the names of its nodes. graph: if given, copies are shown as combinations of the sweep. warned: as of
+    `print_results`.
     """
     copies_in_sweep = frozenset({node.id for node in graph.nodes.values() if node.copy} if graph is not None else ())
     judged = frozenset(state.judged_by) or JUDGED
@@ -93,16 +101,18 @@ def print_figures(state: RunState, result_nodes: Sequence[str], graph: Graph | N
         from executor.results.sweep import sweep_table
 
         print_lines(sweep_table(graph, state.nodes))
-    _print_warnings(state)
+    _print_warnings(state, warned)
 
 
-def _print_warnings(state: RunState) -> None:
-    warned: dict[str, list[str]] = {}
+def _print_warnings(state: RunState, warned: Collection[str]) -> None:
+    of_nodes: dict[str, list[str]] = {}
     for node_id, node in state.nodes.items():
         for warning in dict.fromkeys(node.warnings) if node.state == "done" else ():
-            warned.setdefault(warning, []).append(node_id)
-    for warning, node_ids in warned.items():
-        print_lines(f"{', '.join(node_ids)}: warning: {for_run(warning, state.run)}")
+            of_nodes.setdefault(warning, []).append(node_id)
+    for warning, node_ids in of_nodes.items():
+        first, _, more = for_run(warning, state.run).partition(". ")
+        shown = f"{first} (the rest of it stands above)" if more and warning in warned else for_run(warning, state.run)
+        print_lines(f"{', '.join(node_ids)}: warning: {shown}")
 
 
 def figures_text(copies: Mapping[str, Sequence[tuple[str, str, str]]]) -> str:
@@ -268,6 +278,8 @@ class Live:
         """
         if len(self._reports) < 2:
             return []
+        if self.done == 0:
+            return ["time left unknown before the first is done"]
         (first_time, first), (last_time, last) = self._reports[0], self._reports[-1]
         seconds, left = last_time - first_time, (self.total or 0) - last
         if seconds <= 0 or last <= first or left <= 0:

@@ -16,6 +16,7 @@ from executor.results.run_table import Live, shown_metrics, shown_seconds
 from executor.system.output import UNCHANGED_S, Unrepeated, print_lines, shown_digest
 
 PLAIN_PROGRESS_S = 10.0
+NOTHING_YET = "no progress yet; libraries such as torch and transformers, and models, are loaded first"
 CACHED_SHOWN = 20
 
 
@@ -28,7 +29,7 @@ class Display:
         self._shown_at = time.monotonic()
         self._lines: defaultdict[str, Unrepeated] = defaultdict(Unrepeated)  # of progress, by node
         self._waits: dict[tuple[str, str], float] = {}  # when it was said, by node and reason
-        self._warned: set[str] = set()
+        self.warned: set[str] = set()  # texts of stages' warnings that were printed
         self.last: list[str] = []  # printed after the results
         self._done_before = {node_id for node_id, node in state.nodes.items() if node.state == "done"}
         self._shown_together = self._done_before if len(self._done_before) > CACHED_SHOWN else set()
@@ -89,8 +90,8 @@ class Display:
 
     def warn_of(self, node_id: str, text: str) -> None:
         """Show a stage's warning. A text is shown once, even if several stages send it: the results name them all."""
-        if text not in self._warned:
-            self._warned.add(text)
+        if text not in self.warned:
+            self.warned.add(text)
             self.note(f"{node_id}: warning: {for_run(text, self._state.run)}")
 
     def say_last(self, text: str) -> None:
@@ -108,9 +109,10 @@ class Display:
         if time.monotonic() - self._shown_at < PLAIN_PROGRESS_S:
             return
         self._shown_at = time.monotonic()
-        for node_id, live in self._live.items():
-            is_shown = self._state.nodes[node_id].state == "running" and live.done is not None
-            if is_shown and (line := self._lines[node_id].line(f"{node_id}: {live}")):
+        for node_id, node in self._state.nodes.items():
+            live = self._live[node_id]
+            said = str(live) if live.done is not None else NOTHING_YET
+            if node.state == "running" and (line := self._lines[node_id].line(f"{node_id}: {said}")):
                 self.note(line)
 
 

@@ -44,7 +44,7 @@ def run_and_report(
     record = session.record
     display = make_display(record.state)
     code = run_session(session, display, adopt=adopt, keep_going=keep_going, verify_inputs=verify_inputs)
-    print_results(record.state, session.graph.result_nodes, session.graph)
+    print_results(record.state, session.graph.result_nodes, session.graph, display.warned)
     if code == OK:
         print_lines(f"run {record.run} is done{_where(session)}")
     elif code == FAILED:

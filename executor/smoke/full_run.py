@@ -45,7 +45,8 @@ class NodeEstimate:
 
     cached: the store holds its artifact, so all else is zero. tried: seconds of the trial. disk: bytes in the store at
     the end, checkpoints included. memory, gpu_memory: peak bytes of the trial's ranks together, None where not
-    measured. needed: bytes that a rank of the full run needs, as its op estimates.
+    measured. needed: bytes that a rank of the full run needs, as its op estimates. fails: whether it would fail for the
+    reason in the notes.
     """
 
     cached: bool
@@ -58,6 +59,7 @@ class NodeEstimate:
     ranks: int = 1
     device: str = "cpu"
     notes: tuple[str, ...] = ()
+    fails: bool = False
 
 
 @frozen
@@ -142,8 +144,10 @@ def _usual_pace(reported: Sequence[Report]) -> float:
     return 0.0
 
 
-def print_estimates(nodes: Mapping[str, NodeEstimate], samples: int, free_disk: int, store: Path) -> None:
-    """Print the table of estimates, notes, sums, what does not fit, and the next command."""
+def print_estimates(nodes: Mapping[str, NodeEstimate], samples: int, free_disk: int, store: Path) -> bool:
+    """Print the table of estimates, notes, sums, what does not fit, and the next command. Returns whether no node of
+    the full run would fail.
+    """
     time = sum((node.time for node in nodes.values()), NOTHING)
     disk = sum(node.disk for node in nodes.values())
     rows = [(node_id, *_cells(node)) for node_id, node in nodes.items()]
@@ -156,7 +160,12 @@ def print_estimates(nodes: Mapping[str, NodeEstimate], samples: int, free_disk: 
             print_lines(f"{node_id}: {note}")
     for line in verdicts(nodes, disk, free_disk, store, machine_memory(), gpu_memory):
         print_lines(line)
-    print_lines("the smoke run succeeded; for the full run: the same command without --smoke")
+    if failing := ", ".join(node_id for node_id, node in nodes.items() if node.fails):
+        why = f"the full run would fail at {failing}, for the reason above"
+        print_lines(f"the smoke run ended, but {why}: change that, and repeat the smoke run", error=True)
+    else:
+        print_lines("the smoke run succeeded; for the full run: the same command without --smoke")
+    return not failing
 
 
 def _cells(node: NodeEstimate) -> tuple[str, str, str, str, str]:

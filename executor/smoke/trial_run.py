@@ -50,7 +50,8 @@ class Measured:
 
 
 def smoke_run(path: Path, graph: Graph, samples: int, file: str) -> int:
-    """Run a small trial of the graph. Returns 0 for success, 1 if a node failed, 128 + a signal's number if stopped.
+    """Run a small trial of the graph. Returns 0 for success, 1 if a node failed or would fail in the full
+    run, 128 + a signal's number if stopped.
 
     file: the absolute path of the pipeline file. Raises PipelineError for too few samples.
     """
@@ -66,13 +67,15 @@ def smoke_run(path: Path, graph: Graph, samples: int, file: str) -> int:
             f"not reduced, since their ops have no smoke(): {', '.join(unreduced)}; only their inputs are smaller"
         )
     record = session.record
-    code = run_session(session, make_display(record.state))
-    print_results(record.state, ())
+    display = make_display(record.state)
+    code = run_session(session, display)
+    print_results(record.state, (), warned=display.warned)
     if changed := changed_fields(session.graph, graph):
         print_lines("\n".join(["values that the trial took instead of those of the full run:", *changed]))
     if code == OK:
-        print_estimates(estimates(store, graph, session), samples, free_bytes(path), path)
-    elif code == FAILED:
+        succeeds = print_estimates(estimates(store, graph, session), samples, free_bytes(path), path)
+        return OK if succeeds else FAILED
+    if code == FAILED:
         print_lines(_failure_text(session, samples), error=True)
     else:
         print_lines("the smoke run was stopped; repeat the command to continue", error=True)
@@ -203,6 +206,7 @@ def _estimate(node: GraphNode, measured: Measured, need: Estimate, growth: Growt
         ranks=node.launch.world_size,
         device=measured.device,
         notes=growth.notes,
+        fails=growth.fails,
     )
 
 

@@ -20,6 +20,7 @@ from ops.lib.target.model import Target, complete_config, describe_target, read_
 from ops.lib.target.no_memory import no_verdict
 from ops.lib.target.probe import probe_config, probe_weights
 from ops.lib.target.probed import (
+    A_MINUTE,
     FEW_PASSES,
     MEASURED,
     MEASURING_COPY,
@@ -34,6 +35,7 @@ from ops.lib.target.probed import (
 )
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.target.token_ids import mask_warning
+from ops.lib.target.tokenizer_check import round_trip_warning, tokenizer_warnings
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template
 from ops.lib.vision.family_config import is_qwen
 from ops.lib.vision.processor import load_processor
@@ -60,7 +62,8 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
         stage.info(note)
         template = chat_template = pinned(template)
         day = str(DAY)
-    for found in template_warnings([template], processor.special_tokens):
+    of_tokenizer = (*tokenizer_warnings(directory, [template]), round_trip_warning(directory, processor.tokenizer))
+    for found in (*template_warnings([template], processor.special_tokens), *filter(None, of_tokenizer)):
         stage.warn(found)
     mask_token_id = processor.mask_token_id if config.mask_token_id is None else config.mask_token_id
     info = describe_target(  # before gigabytes are copied
@@ -107,7 +110,7 @@ def _probe(directory: Path, info: Mapping[str, Any], minutes: float, stage: Stag
     probes = []
     try:
         if not config.get("auto_map"):
-            stage.info(MEASURING_COPY)
+            stage.info(f"{MEASURING_COPY}, {A_MINUTE}")
             probes.append(probe_config(config))
     except DataError as error:
         stage.info(f"only the weights are measured: {error}")

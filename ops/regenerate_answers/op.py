@@ -31,6 +31,8 @@ OWN_PARAMETERS = (
     "stream",
 )
 
+JUDGEMENT = "judgement.json"  # of a trial's artifact
+
 History = Literal["own", "data"]
 ToolResults = Literal["same_name", "same_call", "none"]
 NEEDS_TARGET = Needs(
@@ -229,6 +231,13 @@ class RegenerateAnswers:
         default=False,
         help="drop samples with an answer whose text gives other tokens than the target generated, where a server "
         "reports no ids of them; answers with ids are learnt as they are",
+    )
+    trial: bool = field(
+        default=False,
+        keyed_default=False,
+        help="set by `dflow run --smoke`: answers are drawn at random and all kept, so that a target trained for a few "
+        "steps gives some too; a few prompts are answered as the other fields say besides, and the answers judged by "
+        "them",
     )
     batch_tokens: int = field(
         default=16384,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from attrs import evolve
 from dsl.errors import ConfigError, DataError
 from dsl.estimate import Amount, Estimate, Growth, PlanContext
 from ops.lib.data.checkpoint_code import read_settings
-from ops.lib.data.files import read_jsonl
+from ops.lib.data.files import read_jsonl, read_object
 from ops.lib.data.proxies import proxy_of
 from ops.lib.forecasts import (
     Answered,
@@ -36,7 +37,7 @@ from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.target.token_ids import GENERATION
 from ops.lib.thread_table import threads_of_decoding
 from ops.regenerate_answers.conflicts import check_context, sampling_mistake
-from ops.regenerate_answers.op import RegenerateAnswers, api_key
+from ops.regenerate_answers.op import JUDGEMENT, RegenerateAnswers, api_key
 
 HARDLY_TRAINED = (
     "a target trained for only a few steps gives answers of the maximum length: time, tokens and features "
@@ -49,21 +50,8 @@ threads = threads_of_decoding
 
 
 def smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
-    """Fields for a smoke run: draw tokens at random, and keep every answer.
-
-    A target trained for a few steps may repeat one token without text, and its answers do not end.
-    """
-    return {
-        "sampling": "greedy",
-        "temperature": max(config.temperature, 1.0),
-        "top_p": min(config.top_p, 0.5),
-        "finish_reasons": ("stop", "length"),
-        "min_answer_tokens": 1,
-        "max_answer_tokens": None,
-        "drop_repetitions": False,
-        "drop_retokenised": False,
-        "max_dropped": None,
-    }
+    """Fields for a smoke run: draw tokens at random, keep every answer, and judge a few as the full run gives them."""
+    return {"trial": True, "max_dropped": None}
 
 
 def estimate(config: RegenerateAnswers, context: PlanContext) -> Estimate:
@@ -75,11 +63,14 @@ def estimate(config: RegenerateAnswers, context: PlanContext) -> Estimate:
     forecast = _forecast(config, context, source)
     if context.trial is not None and source is not None and source.samples is not None:
         kept = kept_samples(context.trial.artifact, source.samples)
+        is_tried = target is not None and target.is_tried
+        judgement = {} if is_tried or not generates else _judgement(context.trial.artifact)
         forecast = evolve(forecast, samples=kept)
         growth = Growth(
             series=(_answered(config, source.samples),) if generates else (),
             output=kept.amount().growth,
-            notes=_trial_notes(config, context.trial.artifact, target) if generates else (),
+            notes=_trial_notes(config, context.trial.artifact, is_tried, judgement) if generates else (),
+            fails=bool(judgement) and 0 < judgement["samples"] == sum(judgement["dropped"].values()),
         )
     if not generates:
         return Estimate(growth=growth, forecast=forecast, notes=(KEPT,))
@@ -97,18 +88,33 @@ def estimate(config: RegenerateAnswers, context: PlanContext) -> Estimate:
     )
 
 
-def _trial_notes(config: RegenerateAnswers, artifact: Path, target: TargetForecast | None) -> tuple[str, ...]:
+def _trial_notes(
+    config: RegenerateAnswers, artifact: Path, is_tried: bool, judgement: Mapping[str, Any]
+) -> tuple[str, ...]:
     """Notes on a target that was hardly trained, and on answers that only the trial keeps. artifact: the trial's."""
-    notes = [HARDLY_TRAINED] if target is not None and target.is_tried else []
+    notes = [HARDLY_TRAINED] if is_tried else []
+    if dropped := judgement.get("dropped"):
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
+        notes.append(
+            f"of {judgement['samples']} samples that were answered as the full run does it, it would drop "
+            f"{sum(dropped.values())} ({reasons}): {judgement['remedies']}; the trial keeps all, so tokens and "
+            "features from here on are upper bounds"
+        )
     rows = [row for row in read_jsonl(artifact / "samples.jsonl") if "finish_reasons" in row]
     cut = sum("length" in row["finish_reasons"] for row in rows)
-    if cut and "length" not in config.finish_reasons:
+    if cut and "length" not in config.finish_reasons and not dropped:
         notes.append(
             f"{cut} of {len(rows)} answered samples have an answer that was cut at max_new_tokens = "
             f"{config.max_new_tokens}: the trial keeps them, and the full run drops them, unless max_new_tokens is "
             'raised or finish_reasons = ["stop", "length"] is set; tokens and features from here on are upper bounds'
         )
     return tuple(notes)
+
+
+def _judgement(artifact: Path) -> dict[str, Any]:
+    """How many of a few samples the full run would drop, as the trial wrote it; empty if it judged none."""
+    file = artifact / JUDGEMENT
+    return read_object(file) if file.is_file() else {}
 
 
 def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesForecast | None) -> SamplesForecast:

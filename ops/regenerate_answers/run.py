@@ -9,8 +9,10 @@ written. Workers share the shards as ops/lib/data/shared_shards.py says.
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +39,10 @@ from ops.regenerate_answers.conflicts import conflicts
 from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, Conversation, Prompts
 from ops.regenerate_answers.endpoint import EndpointAnswerer, ServerUse
 from ops.regenerate_answers.local import Answerer
-from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.op import JUDGEMENT, RegenerateAnswers
 from ops.regenerate_answers.sampling import Sampling, unused_settings
 from ops.regenerate_answers.shards import Answer, Progress, Shard, asked_rows, shards, turns_of
+from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.template import TOOLS_NOT_SHOWN
 
 FINISHED = "finish reason {}"
@@ -47,10 +50,8 @@ TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_toke
 REPETITION = "repetition"
 RETOKENISED = "tokenised otherwise than generated"
 KEPT = 'answers = "data": those of the data set stay, and nothing was generated'
-UNTRAINED = (
-    "a target that writes the tokens of turns or images is probably not trained, or has another chat template; of "
-    "gpt-oss these are other channels than analysis, final and calls (docs/targets.md)"
-)
+UNTRAINED = "a target that writes the tokens of turns or images is probably not trained, or has another chat template"
+OTHER_CHANNELS = f"{UNTRAINED}; or it wrote other channels than analysis, final and calls (docs/targets.md)"
 USUAL_CAUSES = (
     "the usual causes are answers that were cut (max_new_tokens), and a chat template that changes answers, such as "
     "their thoughts (enable_thinking)"
@@ -63,17 +64,20 @@ REMEDIES = {
     TOO_SHORT: "lower min_answer_tokens",
     TOO_LONG: "raise max_answer_tokens",
     REPETITION: 'set sampling = "checkpoint", since many targets repeat themselves under greedy decoding, or '
-    "drop_repetitions = false",
+    'drop_repetitions = false, with finish_reasons = ["stop", "length"] for answers that do not end',
     RETOKENISED: "set drop_retokenised = false, which trains on tokens that the target did not generate",
     SPECIAL_IN_ANSWER: UNTRAINED,
     TOOLS_NOT_SHOWN: f"{WITH_TOOLS}; of a server, set chat_template beside processor",
 }
 ENDLESS = {FINISHED.format("length"), TOO_LONG, REPETITION}
+JUDGED = 8  # prompts of a trial that are answered as the full run does
+
+Rounds = Sequence[tuple[Sampling, Iterable[Shard | None]]]  # shards to answer one after the other, and how
 
 
 def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     """Write the ImageSamples artifact with new answers; the samples of other splits stay unchanged, and with
-    answers = "data" all of them.
+    answers = "data" all of them. A trial also judges a few answers as the full run gives them.
 
     Drop reasons: those of `refusal`, conversations.py and client.py, and those for which tokenize_chat drops a prompt.
     Raises DataError for images without a vision target, for a server that refuses all, for more drops than
@@ -91,27 +95,29 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
         if stage.worker == 0:
             stage.info(reason)
     prompts = Prompts.load(config, target, samples.path)
-    for warning in prompts.warnings if stage.worker == 0 else ():
+    for warning in prompts.warnings if stage.worker == 0 and target is None else ():  # else load_target warned
         stage.warn(warning)
+    rounds = judged_rounds(config, stage, prompts, samples.path) if config.trial and stage.worker == 0 else []
+    full, config = config, drawn(config) if config.trial else config
     sampling = chosen_sampling(config, stage, prompts)
     progress = Progress(stage, check_rows(samples.path, config, prompts))
     progress.report()
     work = partial(shards, samples.path, config, stage.work_dir, stage.worker)
     answer = answer_by_server if config.backend == "endpoint" else answer_here
     if stage.workers == 1:
-        served = answer(config, stage, prompts, sampling, work(), progress)
+        served = answer(config, stage, prompts, [(sampling, work()), *rounds], progress)
         progress.report()
-        write_artifact(config, stage, samples.path, prompts, served)
+        write_artifact(config, full, stage, samples.path, prompts, served)
         return
     shared = SharedShards(stage)
     mine = shared.claimed(work, lambda shard: shard.path)
-    served = answer(config, stage, prompts, sampling, mine, progress)
+    served = answer(config, stage, prompts, [(sampling, mine), *rounds], progress)
     progress.report()
     shared.give("served", [asdict(each) for each in served])
 
     def write() -> None:
         of_all = [ServerUse(**each) for given in shared.given("served") for each in given]
-        write_artifact(config, stage, samples.path, prompts, of_all)
+        write_artifact(config, full, stage, samples.path, prompts, of_all)
 
     shared.write_artifact(write)
 
@@ -136,39 +142,88 @@ def chosen_sampling(config: RegenerateAnswers, stage: Stage, prompts: Prompts) -
     return sampling
 
 
+def drawn(config: RegenerateAnswers) -> RegenerateAnswers:
+    """The config of a trial's samples: answers are drawn at random, and all of them are kept.
+
+    A target trained for a few steps may repeat one token without text, and its answers do not end.
+    """
+    return evolve(
+        config,
+        sampling="greedy",
+        temperature=max(config.temperature, 1.0),
+        top_p=min(config.top_p, 0.5),
+        finish_reasons=("stop", "length"),
+        min_answer_tokens=1,
+        max_answer_tokens=None,
+        drop_repetitions=False,
+        drop_retokenised=False,
+    )
+
+
+def judged_rounds(config: RegenerateAnswers, stage: Stage, prompts: Prompts, folder: Path) -> Rounds:
+    """The few prompts of a trial that are answered as the full run does, if there are any. folder: of the samples."""
+    shard = judged_shard(config, stage, folder)
+    if not shard.rows:
+        return []
+    shard.work_dir.mkdir(exist_ok=True)
+    return [(chosen_sampling(config, stage, prompts), [shard])]
+
+
+def judged_shard(config: RegenerateAnswers, stage: Stage, folder: Path) -> Shard:
+    """The first samples of the chosen splits, as a shard of their own."""
+    rows = (row for row in asked_rows(folder, config) if row["split"] in config.splits)
+    return Shard(0, list(islice(rows, JUDGED)), stage.work_dir / "judged")
+
+
+def write_judgement(config: RegenerateAnswers, stage: Stage, folder: Path, encoder: ChatEncoder) -> None:
+    """Write how many of a trial's judged samples the full run would drop, by reason, and how to keep them."""
+    shard = judged_shard(config, stage, folder)
+    if not shard.rows:
+        return
+    outcomes = list(read_jsonl(shard.path))
+    dropped = Counter(fault[0] for outcome in outcomes if (fault := refusal(config, outcome)) is not None)
+    advice = remedies(dropped, remedies_by_reason(encoder))
+    judgement = {"samples": len(outcomes), "dropped": dict(dropped), "remedies": advice}
+    write_json(stage.out_dir / JUDGEMENT, judgement)
+
+
 def answer_here(
-    config: RegenerateAnswers,
-    stage: Stage,
-    prompts: Prompts,
-    sampling: Sampling,
-    work: Iterable[Shard | None],
-    progress: Progress,
+    config: RegenerateAnswers, stage: Stage, prompts: Prompts, rounds: Rounds, progress: Progress
 ) -> list[ServerUse]:
     """Answer with the target, loaded in this process; returns no use of a server."""
     target = Target.load(stage.inputs["target"], stage.device, getattr(torch, config.dtype))
-    Answerer(config, target, prompts, sampling, stage.stop_requested, progress).answer_all(work)
+    for sampling, work in rounds:
+        Answerer(config, target, prompts, sampling, stage.stop_requested, progress).answer_all(work)
     return []
 
 
 def answer_by_server(
-    config: RegenerateAnswers,
-    stage: Stage,
-    prompts: Prompts,
-    sampling: Sampling,
-    work: Iterable[Shard | None],
-    progress: Progress,
+    config: RegenerateAnswers, stage: Stage, prompts: Prompts, rounds: Rounds, progress: Progress
 ) -> list[ServerUse]:
-    """Answer with a server; returns its use by this worker."""
-    client = ChatClient.of(config, sampling, stage.info if stage.worker == 0 else print)
-    answerer = EndpointAnswerer(config, prompts, client, stage.stop_requested, progress)
-    answerer.answer_all(work)
-    return [answerer.served()]
+    """Answer with a server; returns its use by this worker, for each round."""
+    served = []
+    for sampling, work in rounds:
+        client = ChatClient.of(config, sampling, stage.info if stage.worker == 0 else print)
+        answerer = EndpointAnswerer(config, prompts, client, stage.stop_requested, progress)
+        answerer.answer_all(work)
+        served.append(answerer.served())
+    return served
 
 
 def write_artifact(
-    config: RegenerateAnswers, stage: Stage, folder: Path, prompts: Prompts, served: Sequence[ServerUse]
+    config: RegenerateAnswers,
+    full: RegenerateAnswers,
+    stage: Stage,
+    folder: Path,
+    prompts: Prompts,
+    served: Sequence[ServerUse],
 ) -> None:
-    """Write the samples, their images and, with a server, its speed in this attempt. folder: of the samples read."""
+    """Write the samples, their images and, with a server, its speed in this attempt. folder: of the samples read.
+
+    full: the config by which a trial's answers are judged.
+    """
+    if full.trial:
+        write_judgement(full, stage, folder, prompts.encoder)
     if served:
         together = ServerUse.together(served)
         figures = together.figures()
@@ -179,7 +234,7 @@ def write_artifact(
     settings = {"enable_thinking": config.enable_thinking, "history_reasoning": config.history_reasoning}
     tools_as = {} if config.tools_as == GIVEN else {"tools_as": config.tools_as}
     write_json(stage.out_dir / ANSWERED, settings | tools_as)
-    write_samples(config, stage, folder, prompts.encoder.vocabulary)
+    write_samples(config, stage, folder, prompts.encoder)
 
 
 def write_once(stage: Stage, write: Callable[[], None]) -> None:
@@ -221,14 +276,15 @@ def check_rows(folder: Path, config: RegenerateAnswers, prompts: Prompts) -> Seq
     return before
 
 
-def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, vocabulary: str) -> None:
+def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, encoder: ChatEncoder) -> None:
     """Write samples.jsonl, summary.json and dropped.csv from the finished shards, and log the counts.
 
-    vocabulary: the digest of the tokens that generated ids mean.
+    encoder: the target's, with the digest of the tokens that generated ids mean.
     """
+    known = remedies_by_reason(encoder)
     outcomes = (outcome for shard in shards(folder, config, stage.work_dir) for outcome in read_jsonl(shard.path))
     answers = tokens = retokenised = trained_on = prompted = kept = spoilt = called = cut = skipped = repeated = 0
-    tally = Tally(stage, "regenerate", REMEDIES)
+    tally = Tally(stage, "regenerate", known)
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8", newline="\n") as file:
         for row in asked_rows(folder, config):
             if row["split"] in config.splits:
@@ -242,7 +298,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, vocabul
                     continue
                 told = [Answer(**answer) for answer in outcome["answers"]]
                 conversation = Conversation.told(row, config.tool_results, told)
-                row = regenerated_row(conversation, vocabulary)
+                row = regenerated_row(conversation, encoder.vocabulary)
                 called, cut = called + ("tools" in row), cut + conversation.is_cut
                 skipped += conversation.skipped
                 differently = sum(answer["retokenised_differently"] for answer in outcome["answers"])
@@ -253,12 +309,13 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, vocabul
             file.write(sample_line(row))
             tally.keep(row["split"], is_read=row["split"] in config.splits)
     if not kept:
-        raise DataError(f"no answer of the target is left:\n{tally.reasons()}\n{remedies(tally.dropped)}")
+        raise DataError(f"no answer of the target is left:\n{tally.reasons()}\n{remedies(tally.dropped, known)}")
     why = f"are {RETOKENISED}: the draft is trained on tokens that the target did not generate"
     tally.spoilt(retokenised, trained_on, why, other_tokens(spoilt, kept))
-    tally.finish(config.max_dropped)
-    if SPECIAL_IN_ANSWER in tally.dropped:
-        stage.warn(f"{tally.dropped[SPECIAL_IN_ANSWER]} answers contain special tokens: {UNTRAINED}")
+    losses = tally.finish(config.max_dropped)
+    untrained = known[SPECIAL_IN_ANSWER]
+    if SPECIAL_IN_ANSWER in tally.dropped and not any(untrained in loss.remedy for loss in losses):
+        stage.warn(f"{tally.dropped[SPECIAL_IN_ANSWER]} answers contain special tokens: {untrained}")
     counts = {
         "answers": answers,
         "tokens": tokens,
@@ -323,10 +380,15 @@ def regenerated_row(conversation: Conversation, vocabulary: str) -> dict[str, An
     }
 
 
-def remedies(reasons: Iterable[str]) -> str:
-    """Advice on how to keep samples that were dropped for these reasons."""
+def remedies_by_reason(encoder: ChatEncoder) -> dict[str, str]:
+    """REMEDIES, with what special tokens in an answer mean of the target's chat template."""
+    return {**REMEDIES, SPECIAL_IN_ANSWER: OTHER_CHANNELS} if encoder.template.has_channels else REMEDIES
+
+
+def remedies(reasons: Iterable[str], known: Mapping[str, str]) -> str:
+    """Advice on how to keep samples that were dropped for these reasons. known: the advice by reason."""
     named = {*reasons}
-    known = [remedy for reason, remedy in REMEDIES.items() if reason in named]
+    found = [remedy for reason, remedy in known.items() if reason in named]
     if named & ENDLESS:
-        known.append("an untrained target does not end its answers")
-    return "; ".join(known) or "change the data or the chat template, as the reasons say"
+        found.append("an untrained target does not end its answers")
+    return "; ".join(found) or "change the data or the chat template, as the reasons say"

@@ -8,11 +8,13 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from attrs import asdict, define, field
+from torch import Tensor
 
 from dsl.errors import DataError, StopRequested
 from dsl.stage import Stage
@@ -26,6 +28,7 @@ from ops.lib.data.tool_forms import GIVEN, ToolsUnlike
 from ops.lib.forecasts import SamplesForecast, TargetStated, refuse_conflicts
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.fetch import find_processor
+from ops.lib.target.token_ids import Vocabulary
 from ops.lib.vision.chat_template import read_chat_template
 from ops.lib.vision.images import strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
@@ -65,6 +68,7 @@ REMEDIES = {
 REMEDIES_OF_WHOLE = {ANSWER_NOT_FOUND: SERVED, NOT_CLOSED: SERVED}
 AS_GENERATED = 'contexts = "served", with the tokenizer of the target that answered, learns them as they were generated'
 OF_CONTEXTS = ("empty_thoughts", "without_reasoning", "left_out", "shortened")  # of Figures
+OTHER_MASKS = 16  # ids that are looked for in the samples
 REPEATED = 3  # times that tokens of a conversation are in its samples without a warning
 FIRST_SAMPLES = 100  # misfits before any sample is kept; more than odd samples in a row
 
@@ -154,6 +158,7 @@ def write_tokens(
     trial = TemplateTrial(processor.source)
     preview = Preview(config.preview_samples, processor)
     masked, first, with_tools, contexts = 0, None, 0, ContextCounts()
+    free = other_masks(processor, mask)
     unlike = ToolsUnlike(config.tools_as)
     for split, of_split in groupby(outcomes, key=lambda pair: pair[0]["split"]):
         for row, outcome in of_split:
@@ -167,6 +172,8 @@ def write_tokens(
                 sample for sample in outcome.samples if mask is not None and bool((sample.input_ids == mask).any())
             ]
             masked, first = masked + len(found), first or next((sample.id for sample in found), None)
+            for sample in outcome.samples:
+                free = free[~torch.isin(free, sample.input_ids)]
         writer.flush(split)
     trial.finish()
     contexts.report_generated(stage, tally)
@@ -174,9 +181,11 @@ def write_tokens(
     if with_tools and (warning := tools_warning(config)):
         stage.warn(f"{with_tools} samples have tools, and {warning}")
     if masked:
+        such = f", such as {int(free[0])}, which no sample has" if len(free) else ""
         stage.warn(
-            f'{masked} samples hold the mask token, {mask} (first: sample "{first}"): a draft takes '
-            "it for a token to predict; set mask_token_id of load_target to one that no text and no chat template gives"
+            f'{masked} sample{"s hold" if masked > 1 else " holds"} the mask token, {mask} (first: sample "{first}"): '
+            "a draft takes it for a token to predict; set mask_token_id of train_dflash to one that no text and no "
+            f"chat template gives{such}"
         )
     if not (tally.splits["train"] or config.prompts_only):
         raise DataError(f"no sample is left in the train split:\n{tally.reasons() or '  the input is empty'}")
@@ -186,6 +195,13 @@ def write_tokens(
     stage.log({"tokenize/tokens": writer.tokens, "tokenize/loss_tokens": writer.loss_tokens}, step=0)
     if config.contexts == "served":
         contexts.report(stage)
+
+
+def other_masks(processor: Processor, mask: int | None) -> Tensor:
+    """A few ids besides the mask token that may be one, int64 [C]; empty without a directory of the tokenizer."""
+    vocabulary = None if mask is None else Vocabulary.of(Path(processor.source))
+    ids = (number for number, _ in vocabulary.possible_mask_ids() if number != mask) if vocabulary else ()
+    return torch.tensor(list(islice(ids, OTHER_MASKS)), dtype=torch.int64)
 
 
 def account(

@@ -45,6 +45,7 @@ from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.checkpoint_check import checkpoint_mistakes
 from ops.lib.target.sizes import TargetSizes
+from ops.lib.vision.chat_template import CORRECT_IT
 from ops.lib.vision.chat_template import LONGEST as LONGEST_TEMPLATE
 from ops.lib.vision.images import MOST_SCANS, SCAN, UNDECODABLE, fault_of
 from ops.lib.vision.processor import load_processor
@@ -573,7 +574,9 @@ def test_a_long_text_in_the_place_of_a_template_is_not_parsed(tmp_path):
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": text}))
     said = [each for each in checkpoint_mistakes(folder) if "template" in each]
     places = (str(folder / "chat_template.jinja"), f"{folder / 'tokenizer_config.json'}, chat_template")
-    assert [f"{place}: not a chat template: 1,310,720 characters, more than 1,048,576" for place in places] == said
+    assert [
+        f"{each}: not a chat template: 1,310,720 characters, more than 1,048,576; {CORRECT_IT}" for each in places
+    ] == said
 
 
 def test_a_pipe_in_the_place_of_a_checkpoints_file_is_refused(tmp_path):

@@ -180,8 +180,8 @@ class Tally:
             why = f" ({shortened(on_one_line(detail), DETAIL_SHOWN)})" if detail else ""
             self._shown.append(f'  sample "{shown}": {reason}{why}')
 
-    def finish(self, max_dropped: int | None) -> None:
-        """Write summary.json and log the counts; warn if more than the share MOST_LOST is lost.
+    def finish(self, max_dropped: int | None) -> list[Loss]:
+        """Write summary.json and log the counts; warn if more than the share MOST_LOST is lost, and return what is.
 
         Raises DataError with the reasons if no sample is left, or more than max_dropped were dropped for their own
         fault.
@@ -209,6 +209,7 @@ class Tally:
         if self.dropped[NOT_TAKEN]:
             figures[f"{self.group}/left_out"] = self.dropped[NOT_TAKEN]
         self._stage.log(figures, step=0)
+        return losses
 
     def _report(self) -> None:
         """Log the facts that a user should know before later nodes run."""

@@ -66,8 +66,21 @@ def served_class(config: Mapping[str, Any]) -> ModelClass | None:
             found = _Class.of(file, architecture)
             if found is None:
                 return ModelClass(architecture, "none")
-            return ModelClass(architecture, found.way(), found.loses_scales())
+            loses = found.loses_scales() or (found.delegates_loading() and _text_loses_scales(folder, config))
+            return ModelClass(architecture, found.way(), loses)
     return ModelClass("", "none")
+
+
+def _text_loses_scales(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the class of a wrapper's language model loses the scales of FP8 blocks: by the architectures of its
+    text_config, else by its model_type, as in LlamaForCausalLM.
+    """
+    text = config.get("text_config")
+    text = text if isinstance(text, Mapping) else {}
+    wanted = [str(name).lower() for name in text.get("architectures") or ()]
+    wanted = wanted or [f"{str(text.get('model_type')).replace('_', '')}forcausallm"]
+    classes = (_Class.of(file, name) for name, file in _registered(folder).items() if name.lower() in wanted)
+    return any(found.loses_scales() for found in classes if found is not None)
 
 
 def unserved(config: Mapping[str, Any]) -> str | None:
@@ -164,6 +177,14 @@ class _Class:
         """Whether the class, or one that it inherits from, renames the scales of FP8 blocks in whatever it loads."""
         return any(
             isinstance(node, ast.If) and ast.unparse(node.test) == OF_SCALES and RENAMED in ast.unparse(node.body[0])
+            for each in self.lineage()
+            for node in ast.walk(each.node)
+        )
+
+    def delegates_loading(self) -> bool:
+        """Whether the class hands weights to `load_weights` of a part, such as the language model of a wrapper."""
+        return any(
+            isinstance(node, ast.Call) and re.fullmatch(r"self\.\w+\.load_weights", ast.unparse(node.func))
             for each in self.lineage()
             for node in ast.walk(each.node)
         )

@@ -23,6 +23,7 @@ from ops.lib.target.quantised import BY_SGLANG, dequantising_mistake, method_of,
 from ops.lib.target.sizes import TargetSizes, check_tables, named_dtype
 from ops.lib.target.stored_weights import StoredTensor, UnknownEnd, find_ends, head_bias, listed, weights_mistakes
 from ops.lib.target.token_ids import check_added_tokens, check_ends
+from ops.lib.target.tokenizer_check import tokenizer_warnings
 from ops.lib.vision.family_config import check_family_config, check_model_type, is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, processor_mistakes, template_texts
 from ops.lib.vision.template_kinds import pinned_note, read_day, template_warnings, thought_warning, with_day
@@ -218,8 +219,11 @@ def date_mistakes(day: str | None, chat_template: str | None, checkpoint: str) -
 
 
 def template_notes(chat_template: str | None, checkpoint: str | None) -> tuple[str, ...]:
-    """Warnings of what the chat template does that answers and servers depend on; none for a model id."""
-    return template_warnings(chosen_templates(chat_template, checkpoint))
+    """Warnings of what the chat template does that answers and servers depend on, and of a tokenizer that does not fit
+    it; none for a model id.
+    """
+    texts = chosen_templates(chat_template, checkpoint)
+    return (*template_warnings(texts), *_tokenizer_warnings(checkpoint, texts))
 
 
 def loaded_template_notes(chat_template: str | None, checkpoint: str, day: str | None = None) -> tuple[str, ...]:
@@ -229,8 +233,15 @@ def loaded_template_notes(chat_template: str | None, checkpoint: str, day: str |
     """
     texts = chosen_templates(chat_template, checkpoint)
     note = pinned_note(texts[0], chat_template or checkpoint) if day is None and len(texts) == 1 else ""
-    warnings = template_warnings(texts) if day is None and not note else filter(None, [thought_warning(texts)])
+    of_template = template_warnings(texts) if day is None and not note else filter(None, [thought_warning(texts)])
+    warnings = (*of_template, *_tokenizer_warnings(checkpoint, texts))
     return (*filter(None, [note]), *(f"warning: {each}" for each in warnings))
+
+
+def _tokenizer_warnings(checkpoint: str | None, templates: list[str]) -> tuple[str, ...]:
+    if checkpoint is None or not Path(checkpoint).is_dir() or processor_folder_mistakes(checkpoint):
+        return ()
+    return tokenizer_warnings(Path(checkpoint), templates)
 
 
 def chosen_templates(chat_template: str | None, checkpoint: str | None) -> list[str]:

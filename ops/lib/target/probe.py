@@ -45,6 +45,7 @@ from ops.lib.target.probed import (
     HEAD,
     LAYERS,
     LENGTHS,
+    MAKING,
     PADDING,
     SPECULATION,
     TRYING,
@@ -315,8 +316,9 @@ def _proposal(target: Target, answer: list[int], place: int) -> list[int]:
 def main() -> None:
     """Print the probe of the config.json on standard input, or {"error"} where no copy can be made of it.
 
-    Before that a line for each check that begins.
+    Before that a line for the making of the copy and for each check that begins.
     """
+    print(TRYING + MAKING, flush=True)
     try:
         result = probe_config(json.load(sys.stdin), lambda name: print(TRYING + name, flush=True)).to_json()
     except (DataError, MemoryError) as error:

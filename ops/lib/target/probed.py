@@ -45,7 +45,10 @@ PASSES, TOKENS = 65, 700
 FEW_PASSES = 5  # of layers, head and embedding
 READ, COMPUTED = 1e10, 1e10  # bytes in a second, and operations of a core: of a slow machine
 OF_FEW = 0.1  # of a turn: layers, head and embedding only
-MEASURING_COPY = f"measuring {COPY} of the target, about 10 seconds"
+MEASURING_COPY = f"measuring {COPY} of the target"
+A_MINUTE = "up to a minute on a busy machine"
+STARTING = f"{MEASURING_COPY}, {A_MINUTE}: loading torch and transformers first"
+MAKING = "making it"  # comes before the first check
 TRYING = "trying: "  # begins a line of the process that measures a copy, with the name of the check that it begins
 NEEDED = (LAYERS, HEAD)  # without which a target is refused
 
@@ -178,7 +181,7 @@ def _rounding(check: Check) -> str:
 def probe_of_copy(config: Mapping[str, Any], trying: Trying = in_silence) -> Probe:
     """The probe of a small random copy of a complete config.json, in a process of its own.
 
-    trying: called with the name of each check before it.
+    trying: called with MAKING, and the name of each check before it.
     Raises DataError where no copy can be made of it, its process fails, or memory is lacking.
     """
     last = ""

@@ -118,7 +118,7 @@ def _read(directory: Path, _changed: tuple[int, ...]) -> Vocabulary | None:
         return None
     ids = {token: number for tokens in (ordinary, special) for number, token in tokens.items()}
     settings = read_settings(directory / TOKENIZER_CONFIG)
-    eos, pad = (ids.get(_text_of(settings.get(name))) for name in ("eos_token", "pad_token"))
+    eos, pad = (ids.get(token_text(settings.get(name))) for name in ("eos_token", "pad_token"))
     others = _ids(read_settings(directory / GENERATION).get("eos_token_id"))
     return Vocabulary(
         size,
@@ -151,13 +151,13 @@ def _in_use(
     directory: Path, config: Mapping[str, Any], text: Mapping[str, Any], special: Mapping[int, str]
 ) -> Iterator[str]:
     settings = read_settings(directory / TOKENIZER_CONFIG)
-    yield from (_text_of(settings[name]) for name in NAMED if settings.get(name))
+    yield from (token_text(settings[name]) for name in NAMED if settings.get(name))
     for _, part in _naming(directory, config, text):
         for name in (*ENDS, "pad_token_id"):
             yield from (special[number] for number in _ids(part.get(name)) if number in special)
 
 
-def _text_of(token: Any) -> str:
+def token_text(token: Any) -> str:
     """The text of a token in tokenizer_config.json, which holds it directly or in a table."""
     return str(token.get("content") if isinstance(token, Mapping) else token)
 
@@ -268,7 +268,7 @@ def check_added_tokens(directory: Path) -> None:
     vocabulary = Vocabulary.of(directory)
     if vocabulary is None:
         return
-    beyond = {number: token for number, token in _all_tokens(directory, vocabulary) if number >= vocabulary.size}
+    beyond = {number: token for number, token in all_tokens(directory, vocabulary) if number >= vocabulary.size}
     if beyond:
         listed = ", ".join(f"{number} ({on_one_line(beyond[number])})" for number in sorted(beyond)[:SHOWN])
         raise DataError(
@@ -278,7 +278,7 @@ def check_added_tokens(directory: Path) -> None:
         )
 
 
-def _all_tokens(directory: Path, vocabulary: Vocabulary) -> Iterator[tuple[int, str]]:
+def all_tokens(directory: Path, vocabulary: Vocabulary) -> Iterator[tuple[int, str]]:
     """All tokens of a checkpoint: those of tokenizer.json, and those added by other files."""
     yield from vocabulary.ordinary.items()
     yield from vocabulary.special.items()
@@ -289,6 +289,13 @@ def _all_tokens(directory: Path, vocabulary: Vocabulary) -> Iterator[tuple[int, 
     for text, number in read_settings(directory / "added_tokens.json").items():
         if isinstance(number, int):
             yield number, text
+
+
+def end_ids(directory: Path) -> frozenset[int]:
+    """The ids at which a text of the model ends, as config.json and generation_config.json name them."""
+    config = read_settings(directory / CONFIG)
+    named = (part.get("eos_token_id") for _, part in _naming(directory, config, _text_part(config)))
+    return frozenset(number for ids in named for number in _ids(ids) if isinstance(number, int))
 
 
 def _naming(

@@ -16,6 +16,7 @@ FILE = "chat_template.jinja"
 OTHERS = ("chat_template.json",)  # which a processor's loader reads as well
 HOLDING = ("tokenizer_config.json", "processor_config.json")
 LONGEST = 1 << 20  # bytes
+CORRECT_IT = "correct it, or copy the template again from the model's source"
 
 
 def read_chat_template(file: str | None) -> str | None:
@@ -50,13 +51,14 @@ def check_template(text: str, place: str) -> None:
     Raises DataError with place and line.
     """
     if len(text) > LONGEST:
-        raise DataError(f"{place}: not a chat template: {len(text):,} characters, more than {LONGEST:,}")
+        raise DataError(f"{place}: not a chat template: {len(text):,} characters, more than {LONGEST:,}; {CORRECT_IT}")
     try:
         Environment(extensions=("jinja2.ext.loopcontrols", _Generation)).parse(text)
     except TemplateSyntaxError as error:
-        raise DataError(f"{place}:{error.lineno}: not a chat template: {error.message}") from error
+        where = f"{place}:{error.lineno}"
+        raise DataError(f"{where}: not a chat template: {error.message}; {CORRECT_IT}") from error
     except RecursionError as error:
-        raise DataError(f"{place}: not a chat template: nested too deeply") from error
+        raise DataError(f"{place}: not a chat template: nested too deeply; {CORRECT_IT}") from error
 
 
 def replace_chat_template(directory: Path, template: str) -> None:

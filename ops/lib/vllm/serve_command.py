@@ -15,6 +15,8 @@ METHODS = {"DFLASH": "dflash", "DSPARK": "dspark"}  # SGLang's name of an algori
 # Types that vLLM has to run by transformers' models: its own class gives a draft no states of its layers, or (Gemma 4)
 # rows of the embedding without their scale.
 BY_TRANSFORMERS = frozenset({"cohere2", "gemma3_text", "gemma4_text", "glm4_moe", "glm4_moe_lite", "qwen2_moe"})
+# Types for which it serves no draft: its own class gives no states, and it refuses transformers' model.
+REFUSED = frozenset({"lfm2", "lfm2_moe"})
 LOCAL = Address(port=8000)  # vLLM's own default
 
 
@@ -78,11 +80,21 @@ def draft_for_vllm(directory: Path) -> Path:
     return own if own.is_dir() else directory
 
 
+def refusal(model_type: str) -> str:
+    """A sentence on a target of REFUSED."""
+    return (
+        f"vLLM serves no draft for a target of the type {model_type}, whose class there gives no states of its layers: "
+        "it refuses to start with one"
+    )
+
+
 def warnings_for_vllm(served: Served) -> list[str]:
-    """Warnings about settings that cannot be passed to vLLM."""
+    """Warnings about a target that vLLM refuses, and about settings that cannot be passed to vLLM."""
+    refused = [refusal(served.model_type)] if served.model_type in REFUSED else []
     if not served.captured_flags:
-        return []
+        return refused
     return [
+        *refused,
         f"the features of the training were captured by SGLang with {' '.join(served.captured_flags)}, and vLLM's own "
-        "formats of these numbers differ: its target computes something else than the draft was trained on"
+        "formats of these numbers differ: its target computes something else than the draft was trained on",
     ]

@@ -17,12 +17,13 @@ from ops.capture_targets.layers import spread_layers
 from ops.lib.data.files import shown_json
 from ops.lib.forecasts import read_target_config
 from ops.lib.target.checkpoint_check import checkpoint_mistakes, loaded_template_notes, sizes_in
-from ops.lib.target.probed import MEASURING_COPY, in_silence, probe_of_copy
+from ops.lib.target.probed import MEASURING_COPY, STARTING, in_silence, probe_of_copy
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
+from ops.lib.target.tokenizer_check import tokenizer_warnings
 from ops.lib.vision.family_config import BY_TORCHVISION, is_qwen, sees_by_name
 from ops.lib.vision.processor_files import has_tokenizer, image_settings, pixel_limits, template_texts
-from ops.lib.vision.template_kinds import shows_tools
+from ops.lib.vision.template_kinds import pinned, shows_tools
 from ops.load_target.plan import TARGETS, dtype_of, find_config, hub_cache, snapshot
 
 PAPER_LAYERS = 5  # of the paper
@@ -31,6 +32,10 @@ AS_MEASURED = "measured on a small random copy (`dflow doctor --target DIR` list
 NOT_EVALUATED = (
     "so the file has no nodes eval and check, and its training decodes nothing; a server reports accepted lengths "
     "(`dflow serve`)"
+)
+NOT_MEASURED = (
+    "nothing was measured, since a run would refuse this checkpoint: correct it first. A copy of its config.json in a "
+    "directory of its own is measured without any other file"
 )
 TOKENIZER = "tokenizer.json"
 TEMPLATES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
@@ -47,7 +52,7 @@ class Target:
 
     mask: the mask token to set, and the reason; None if it is known already. tokenizer: its tokenizer.json, None if
     absent. thinks: whether its chat template has `enable_thinking`; shows_tools: whether it has `tools`, true if not
-    known.
+    known; dated: whether it writes the day.
     """
 
     checkpoint: str
@@ -58,6 +63,7 @@ class Target:
     pixel_limits: Mapping[str, int]
     thinks: bool
     shows_tools: bool = True
+    dated: bool = False
     sizes: TargetSizes = field(default=Factory(_sizes, takes_self=True))
 
     @property
@@ -135,6 +141,7 @@ def read_target(checkpoint: str) -> Target:
             pixel_limits=pixel_limits(*image_settings(directory)),
             thinks=_thinks(directory),
             shows_tools=shows_tools(template_texts(directory)) is not False,
+            dated=any(pinned(text) != text for text in template_texts(directory)),
         )
     known = _known()
     if checkpoint not in known:
@@ -160,14 +167,21 @@ def _known() -> dict[str, str]:
 
 
 def measured_config(checkpoint: str) -> tuple[dict[str, Any], list[str]]:
-    """The config.json of which a small copy is made, and what the directory lacks or has wrong besides.
+    """The config.json of which a small copy is made, and notes on the directory's other files.
 
     checkpoint: a directory, or a model id whose config.json dflow includes or Hugging Face's cache holds, in the commit
-    that came last. Nothing is downloaded. Raises DataError where there is no config.json.
+    that came last. Nothing is downloaded. Raises DataError where there is no config.json, and with all mistakes of a
+    directory that has a tokenizer or weights too.
     """
     directory = Path(checkpoint)
     if directory.exists():
-        return find_config(checkpoint, None, Path()), checkpoint_mistakes(directory)
+        mistakes = checkpoint_mistakes(directory)
+        if mistakes and (has_tokenizer(directory) or any(directory.glob("*.safetensors*"))):
+            raise DataError("\n".join([*mistakes, NOT_MEASURED]))
+        notes = [f"its config.json alone is no checkpoint: {mistake}" for mistake in mistakes]
+        if not mistakes:
+            notes += tokenizer_warnings(directory, template_texts(directory))
+        return find_config(checkpoint, None, Path()), notes
     known = _known()
     cached = sorted(snapshot(checkpoint, "").glob("*/config.json"), key=lambda file: file.lstat().st_mtime)
     revision = known.get(checkpoint) or (cached[-1].parent.name if cached else None)
@@ -217,9 +231,9 @@ def measured(
     """
     of_template = [f"target: {note}" for note in loaded_template_notes(None, target.checkpoint)]
     if is_qwen(target.config):
-        return Measured([])
+        return Measured(of_template)
     kind = target.config.get("model_type")
-    show(MEASURING_COPY)
+    show(STARTING)
     try:
         probe = probe_of_copy(target.config, lambda name: detail(f"{MEASURING_COPY}: {name}"))
     except DataError as error:

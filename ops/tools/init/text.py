@@ -12,6 +12,8 @@ from ops.ingest.image_values import OUTSIDE, REMOTE
 from ops.lib.sglang.model_classes import not_run, served_class
 from ops.lib.sglang.version import VERSIONS, installed_version
 from ops.lib.vision.family_config import is_qwen
+from ops.lib.vision.template_kinds import DAY
+from ops.lib.vllm.serve_command import REFUSED, refusal
 from ops.tools.init.advice import FLOAT32, Advice, Choice
 from ops.tools.init.survey import QUESTION, REMEDIES, OwnRules, Survey, percentile
 from ops.tools.init.target import LARGE, PAPER_LAYERS, Target
@@ -93,14 +95,19 @@ def summary(found: Survey, target: Target | None, advice: Advice, *, comment: bo
 
 
 def about_serving(target: Target) -> list[str]:
-    """A line on whether the installed SGLang serves the target; without SGLang none for Qwen's, which are tested."""
+    """Lines on whether the installed SGLang serves the target, and on a vLLM that does not; without SGLang none for
+    Qwen's, which are tested.
+    """
+    kind = str(target.config.get("model_type"))
+    of_vllm = [f"target: {refusal(kind)} (docs/targets.md)"] if kind in REFUSED else []
     found = served_class(target.config)
     if found is not None:
         said = found.sentence if found.way == "none" else not_run(target.config) or found.sentence
-        return [f"target: {said}"]
+        return [f"target: {said}", *of_vllm]
     if is_qwen(target.config):
         return []
-    return ["target: whether SGLang serves it is read from the installed one, and none is here (docs/targets.md)"]
+    said = "whether SGLang serves it is read from the installed one, and none is here (docs/targets.md)"
+    return [f"target: {said}", *of_vllm]
 
 
 def _about_data(found: Survey) -> list[str]:
@@ -228,6 +235,9 @@ def _target(target: Target | None) -> list[str]:
                 Choice(number, f"none is known for this model: {why}"),
             )
         )
+    if target.dated:
+        why = "the day that its chat template writes, here and in serving, unless this line names another"
+        lines.append(_noted(f'# template_date = "{DAY}"', why))
     return lines
 
 

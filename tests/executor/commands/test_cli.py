@@ -339,6 +339,17 @@ def test_only_the_metrics_of_the_newest_event_are_shown_for_each_of_the_running_
     assert capsys.readouterr().out.splitlines() == told
 
 
+def test_a_node_that_has_reported_no_progress_is_said_to_load_its_libraries(capsys, monkeypatch):
+    monkeypatch.setattr("executor.scheduler.plain_display.PLAIN_PROGRESS_S", 0.0)
+    nodes = {"a": NodeState(state="running"), "b": NodeState(), "c": NodeState(state="running")}
+    display = Display(RunState(run="r1", pipeline="toy", experiment="toy", nodes=nodes))
+    display.show([event("c", Progress(1, 4))])
+    display.show([])
+    display.show([event("a", Progress(2, 4))])
+    loading = "a: no progress yet; libraries such as torch and transformers, and models, are loaded first"
+    assert capsys.readouterr().out.splitlines() == [loading, "c: 1 of 4", "a: 2 of 4"]
+
+
 def test_progress_in_which_nothing_changes_is_told_once_and_then_every_five_minutes(capsys, monkeypatch):
     monkeypatch.setattr("executor.scheduler.plain_display.PLAIN_PROGRESS_S", 0.0)
     clock = [1000.0]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from any_targets import any_checkpoint
-from init_cases import SMALL_RUN, chat, nodes, write_photos
+from init_cases import SMALL_RUN, chat, checkpoint, nodes, write_photos
 from seeing_targets import seeing_checkpoint
 
 from executor.cli import main
@@ -40,7 +40,8 @@ def test_init_writes_a_pipeline_that_plans_without_a_hand_on_it(
 ) -> None:
     written(project, kind)
     said, told = capsys.readouterr()
-    assert "measuring a small random copy of the target, about 10 seconds" in told.splitlines()
+    said_first = "measuring a small random copy of the target, up to a minute on a busy machine: loading torch and"
+    assert f"{said_first} transformers first" in told.splitlines()
     assert "algorithm: dflash, known to SGLang and vLLM" in said
     assert "target: whether SGLang serves it is read from the installed one, and none is here (docs/targets.md)" in said
     checks = 7 if kind == "gpt_oss" else 6  # its RoPE is scaled, so texts beyond its first range are looked at
@@ -50,6 +51,23 @@ def test_init_writes_a_pipeline_that_plans_without_a_hand_on_it(
     assert 0 == main(["plan", "pipeline.toml"])
 
 
+@pytest.mark.parametrize("is_dated", [False, True])
+def test_init_writes_a_line_to_take_in_for_the_day_where_the_template_writes_it(
+    project: Path, capsys: pytest.CaptureFixture[str], is_dated: bool
+) -> None:
+    target = Path(checkpoint(project / "target", sees=False))
+    template = target / "chat_template.jinja"
+    dated = '{{ strftime_now("%d %b %Y") }}' if is_dated else ""
+    template.write_text(dated + "{% for message in messages %}{{ message.content + eos_token }}{% endfor %}")
+    assert 0 == main(["init", str(chat(project / "chat.jsonl", 30)), "--target", str(target)])
+    lines = (project / "pipeline.toml").read_text().splitlines()
+    switch = [line for line in lines if line.startswith('# template_date = "2025-01-01" ')]
+    assert is_dated == bool(switch) and int(is_dated) == capsys.readouterr().out.count("writes today's date")
+    if is_dated:
+        (project / "pipeline.toml").write_text("\n".join(lines).replace(switch[0], switch[0].removeprefix("# ")))
+        assert "2025-01-01" == nodes(project / "pipeline.toml")["target"]["template_date"]
+
+
 def test_another_package_called_ops_is_not_taken_for_dflows(project: Path) -> None:
     target = seeing_checkpoint("gemma3", project / "target")
     (project / "ops").mkdir()
@@ -57,7 +75,7 @@ def test_another_package_called_ops_is_not_taken_for_dflows(project: Path) -> No
     config = read_target_config(any_checkpoint("llama", project / "llama"))
     told: list[str] = []
     assert () == probe_of_copy(config, told.append).failed
-    assert ["layers", "head", "embedding", "padding", "speculation"] == told
+    assert ["making it", "layers", "head", "embedding", "padding", "speculation"] == told
     assert "model.embed_tokens.weight" in shapes_without_weights(json.dumps(config))
     assert 4 == most_image_tokens(str(target), "pillow")
 
@@ -137,7 +155,8 @@ def test_doctor_measures_by_a_config_alone_and_notes_what_is_missing(
             file.unlink()
     assert 0 == main(["doctor", "--target", str(target)])
     said = capsys.readouterr().out
-    assert 6 == said.count(" holds ") and "note: a run would refuse it: " in said and "*.safetensors" in said
+    assert 6 == said.count(" holds ") and "*.safetensors" in said
+    assert f"note: its config.json alone is no checkpoint: {target}" in said
     monkeypatch.setenv("HF_HUB_CACHE", str(project / "hub"))
     assert 1 == main(["doctor", "--target", "owner/name"])
     assert "Put the model's config.json into a directory, and name that" in " ".join(capsys.readouterr().err.split())
@@ -149,6 +168,26 @@ def test_doctor_measures_by_a_config_alone_and_notes_what_is_missing(
     assert ("llama", []) == (found["model_type"], found["notes"])
     assert 1 == main(["doctor", "--target", str(target)])
     assert "config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_index", [False, True])
+def test_doctor_refuses_a_checkpoint_without_a_file_of_its_weights_before_it_measures(
+    project: Path, capsys: pytest.CaptureFixture[str], has_index: bool
+) -> None:
+    target = any_checkpoint("llama", project / "target")
+    weights = target / "model.safetensors"
+    if has_index:
+        index = {"weight_map": {"model.norm.weight": "model-00001.safetensors", "lm_head.weight": "gone.safetensors"}}
+        weights.rename(target / "model-00001.safetensors")
+        (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    else:
+        weights.unlink()
+    assert 1 == main(["doctor", "--target", str(target)])
+    said, told = capsys.readouterr()
+    told = " ".join(told.split())
+    assert ("1 of 2 shards are missing: gone.safetensors" if has_index else "*.safetensors") in told
+    assert "nothing was measured, since a run would refuse this checkpoint: correct it first" in told
+    assert "measuring a small random copy" not in told and "" == said
 
 
 def test_doctor_says_that_nothing_was_measured(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -432,6 +432,7 @@ def test_a_chat_template_with_a_mistake_is_refused_before_anything_is_loaded(tar
     shutil.copy(wrong, target / "chat_template.jinja")
     told = load_target_missing_here(LoadTarget(checkpoint=str(target)))["checkpoint"]
     assert told.startswith(f"{target / 'chat_template.jinja'}:2: not a chat template: ")
+    assert told.endswith("; correct it, or copy the template again from the model's source")
     without_template(target)
     settings = {"chat_template": [{"name": "default", "template": "{% if %}"}]}
     (target / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -200,6 +200,17 @@ def test_what_is_judged_is_told_first_in_a_table_of_its_own_and_a_warning_of_sev
     assert lines[-2:] == ["eval-a, eval-b: warning: no GPU", "eval-a: warning: slow"]
 
 
+def test_of_a_warning_that_was_printed_before_only_the_first_sentence_stands_with_the_results(capsys):
+    long, short = "it writes the date (strftime_now): not the day. Set template_date. Give it on.", "no GPU"
+    nodes = {"target": NodeState(state="done", warnings=[long, short])}
+    state = RunState(run="r1", pipeline="toy", experiment="toy", nodes=nodes)
+    print_figures(state, [], warned={long, short})
+    first = "target: warning: it writes the date (strftime_now): not the day (the rest of it stands above)"
+    assert [first, "target: warning: no GPU"] == capsys.readouterr().out.splitlines()
+    print_figures(state, [])
+    assert f"target: warning: {long}" == capsys.readouterr().out.splitlines()[0]
+
+
 def test_a_process_that_an_op_forked_ends_when_it_is_asked_to(tmp_path):
     toy = odd(tmp_path, "forks")
     assert 0 == toy.dflow("run", str(toy.file)).returncode

@@ -52,7 +52,8 @@ class Take:
             return None
         small = len(lines_of(context.trial.artifact))
         assert small == context.trial.config.count
-        return Estimate(growth=Growth(output=self.count / small, notes=("reads all",)), forecast=self.count)
+        growth = Growth(output=self.count / small, notes=("reads all",), fails=self.count == 777)
+        return Estimate(growth=growth, forecast=self.count)
 
 
 def take(config, stage):
@@ -171,6 +172,14 @@ def test_the_artifacts_of_the_full_run_are_foretold_in_proportion(toy: Toy) -> N
     assert "take: reads all" in printed
     assert "count: its op does not declare what grows: all of it is scaled, 1e+05 times" in printed
     assert "memory: at most 3.0 GB (count)" in printed
+
+
+def test_a_full_run_that_would_fail_as_far_as_the_trial_shows_is_not_called_a_success(toy: Toy) -> None:
+    printed = smoke(toy, "--smoke", "10", "-s", "take.count=777", code=1)
+    failing = "the smoke run ended, but the full run would fail at take, for the reason above: change that, and repeat"
+    assert f"{failing} the smoke run" in printed and "take: reads all" in printed
+    assert "succeeded" not in printed and "without --smoke" not in printed
+    assert ["take", "copy", "count"] == toy.calls()
 
 
 def test_own_ops_that_run_as_they_are_are_named_before_they_run(toy: Toy) -> None:

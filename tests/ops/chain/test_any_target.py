@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,6 +91,10 @@ def test_a_mask_token_that_the_chat_template_gives_is_named_with_the_first_sampl
     stage = FakeStage(tmp_path / "tokens", {"samples": images, "target": target})
     tokenize_chat(TokenizeChat(samples=Ref("a"), target=Ref("b"), min_loss_tokens=8), stage)
     assert [f"8 samples hold the mask token, {mask} (first: sample"] == [text.split(' "')[0] for text in stage.warnings]
+    advised = re.search(r"set mask_token_id of train_dflash .*, such as (\d+), which no sample has$", stage.warnings[0])
+    reader = TokenReader(stage.artifact(TokenShards))
+    given = {int(token) for place in range(len(reader)) for token in reader.sample(place).input_ids}
+    assert advised is not None and mask in given and int(advised[1]) not in given
 
 
 def go_through_the_chain(kind: str, checkpoint: Path, data: Path, tmp_path: Path) -> TokenShards:

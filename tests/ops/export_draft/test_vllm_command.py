@@ -11,10 +11,18 @@ import pytest
 from dsl.errors import DataError
 from ops.lib.sglang.serve_command import Address, DraftOption, Served
 from ops.lib.vllm import version
-from ops.lib.vllm.serve_command import BY_TRANSFORMERS, draft_for_vllm, environment, launch_command, warnings_for_vllm
+from ops.lib.vllm.serve_command import (
+    BY_TRANSFORMERS,
+    REFUSED,
+    draft_for_vllm,
+    environment,
+    launch_command,
+    warnings_for_vllm,
+)
 from ops.lib.vllm.version import VLLM_VERSION, require_vllm
 
 PYTHON = sys.executable
+TABLE = Path(__file__).resolve().parents[3] / "docs" / "targets.md"
 DRAFT = DraftOption(path="draft", block_size=8)
 SPECULATIVE = [
     *("--speculative-config", '{"method": "dflash", "model": "draft", "num_speculative_tokens": 7}'),
@@ -67,6 +75,14 @@ def test_sglangs_number_formats_are_not_passed_on_but_warned_of():
     (warning,) = warnings_for_vllm(captured)
     assert "captured by SGLang with --quantization fp8" in warning
     assert [] == warnings_for_vllm(served("qwen3"))
+
+
+@pytest.mark.parametrize("model_type", sorted(REFUSED))
+def test_a_target_that_the_table_of_vllm_says_it_refuses_is_warned_of(model_type: str):
+    (warning,) = warnings_for_vllm(served(model_type))
+    assert f"vLLM serves no draft for a target of the type {model_type}" in warning
+    [row] = [line for line in TABLE.read_text().splitlines() if f"| `{model_type}` | none" in line]
+    assert row.endswith("| refused, by its source |")
 
 
 def test_further_arguments_come_last_and_so_win():

@@ -355,7 +355,7 @@ def test_a_mask_token_that_texts_give_is_warned_of(checkpoint, tmp_path, capsys)
     )
     load(checkpoint, tmp_path / "second")
     said = capsys.readouterr().out.splitlines()
-    assert "info: measuring a small random copy of the target, about 10 seconds" == said[0]
+    assert "info: measuring a small random copy of the target, up to a minute on a busy machine" == said[0]
     assert said[1].startswith("info: measuring the weights of the target, ") and 2 == len(said)
     assert said[1].endswith(" in float32, less than a minute")
 

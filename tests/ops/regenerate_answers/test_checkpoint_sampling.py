@@ -23,9 +23,8 @@ from ops.lib.data.files import read_jsonl, write_jsonl
 from ops.lib.drafts.decoding.sampling import choose, token_at, uniform_draws
 from ops.lib.target.model import Target
 from ops.regenerate_answers.conversations import Prompts
-from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.plan import smoke
-from ops.regenerate_answers.run import regenerate_answers
+from ops.regenerate_answers.run import drawn, regenerate_answers
 from ops.regenerate_answers.sampling import Sampling, checkpoint_sampling
 
 RECOMMENDED = {"do_sample": True, "temperature": 4.0, "top_p": 0.9, "top_k": 5, "min_p": 0.05}
@@ -179,6 +178,5 @@ def test_a_config_says_one_thing_about_sampling():
     server = {"backend": "endpoint", "endpoint": "http://h/v1", "model": "m"}
     with pytest.raises(ConfigError, match='extra_body may not contain top_k with sampling = "checkpoint"'):
         config(sampling="checkpoint", extra_body={"top_k": 3}, **server)
-    smoked = evolve(config(sampling="checkpoint"), **smoke(config(sampling="checkpoint"), 3))
+    smoked = drawn(evolve(config(sampling="checkpoint"), **smoke(config(sampling="checkpoint"), 3)))
     assert ("greedy", 1.0) == (smoked.sampling, smoked.temperature)
-    assert isinstance(smoked, RegenerateAnswers)

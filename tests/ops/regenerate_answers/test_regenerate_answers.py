@@ -35,7 +35,7 @@ from ops.capture_targets.run import capture_targets
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.decoding.sampling import uniform_draws
-from ops.lib.forecasts import Counts, SamplesForecast
+from ops.lib.forecasts import Counts, SamplesForecast, TargetForecast
 from ops.lib.target.model import Target, read_config
 from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.op import RegenerateAnswers
@@ -325,6 +325,38 @@ def test_a_trial_says_how_many_answers_it_keeps_that_the_full_run_drops(tmp_path
         assert note.startswith(f"{said} at max_new_tokens = 64: the trial keeps them, and the full run drops them")
 
 
+def test_a_trial_draws_and_keeps_answers_and_says_which_ones_of_the_full_run_are_dropped(samples, target, tmp_path):
+    looping = make_target(tmp_path / "looping", make_checkpoint("qwen3", tmp_path / "checkpoint", lively=False))
+    texts = [row for row in read_jsonl(samples.path / "samples.jsonl") if not row["images"]]
+    write_jsonl(tmp_path / "samples.jsonl", texts)
+    asked = ImageSamples(tmp_path, "texts")
+    with pytest.raises(DataError, match=r"no answer of the target is left:\n +5  repetition"):
+        run(tmp_path / "full", asked, looping, drop_repetitions=True)
+    for name, model, dropped in (("tried", looping, 5), ("taught", target, 0)):
+        full = config(drop_repetitions=True)
+        stage = FakeStage(tmp_path / name, {"samples": asked, "target": model})
+        regenerate_answers(evolve(full, **smoke(full, 3)), stage)
+        assert answers_of(stage) and 5 == read_json(stage.out_dir / "judgement.json")["samples"]
+        trial = Trial(config=evolve(full, **smoke(full, 3)), artifact=stage.out_dir, inputs={})
+        growth = grown(full, trial, 5)
+        assert bool(dropped) is growth.fails
+        said = [note for note in growth.notes if note.startswith("of 5 samples that were answered as the full run")]
+        assert [f"it would drop {dropped} ({dropped} repetition): set sampling" in note for note in said] == [True] * (
+            dropped > 0
+        )
+        trained_by_it = TargetForecast.made(model.path, "model", is_tried=True)
+        assert not grown(full, trial, 5, trained_by_it).fails
+
+
+def grown(full, trial, count, target=None):
+    """The growth that a trial on `count` samples tells."""
+    counted = Counts({("text", "train"): count}, {("text", "train"): 100})
+    inputs = {"samples": SamplesForecast(samples=counted), "target": target}
+    folder = trial.artifact
+    context = PlanContext(launch=Launch(), inputs=inputs, artifact=None, root=folder, free_disk=0, trial=trial)
+    return estimate(full, context).growth
+
+
 def test_samples_that_cannot_be_asked_are_dropped_and_counted(samples, target, tmp_path):
     folder = tmp_path / "samples"
     shutil.copytree(samples.path, folder)
@@ -362,7 +394,9 @@ def test_answers_with_special_tokens_are_dropped_and_laid_to_the_target(samples,
     count = summary["dropped"]["special token in the target's answer"]
     assert count > 0 and "special token in the text" not in summary["dropped"]
     said = capsys.readouterr().out
-    assert f"warning: {count} answers contain special tokens: a target that writes the tokens of turns" in said
+    assert f", {count} special token in the target's answer" in said or f": {count} special token" in said
+    assert 1 == said.count("a target that writes the tokens of turns or images is probably not trained")
+    assert "channels" not in said
     special = load_processor(str(checkpoint)).special_tokens
     texts = [text for answers in answers_of(stage).values() for text in answers]
     of_turns = [token for token in special if token.startswith(("<|im_", "<|vision_", "<|image_", "<|video_"))]

@@ -22,6 +22,7 @@ from agent_templates import calls_of, text_of
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ops.lib.data.sample_account import Unusable
+from ops.lib.target.tokenizer_check import tokenizer_warnings
 from ops.lib.vision.processor import Processor
 from ops.lib.vision.template_kinds import CLOCK, clock_now
 from ops.tokenize_chat.contexts import as_shown
@@ -158,6 +159,21 @@ def test_every_sample_is_learnt_as_served_or_dropped_by_name(base, name, thinkin
         if encoder.habits.reasoning is not None:
             reasons = [message.get("reasoning_content", "") for message in answers]
             assert all(reason in shown for reason, (_, shown) in zip(reasons, runs, strict=True))
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_no_real_template_is_taken_for_another_tokenizers(tmp_path, name):
+    """Of its tokens, and of a tokenizer that has the ends only: then all other marks are plain text."""
+    text = FOUND[name]
+    ends = [end for end in (*ENDS, "<end_of_utterance>") if end in text] or ["</s>"]
+    marks = sorted(set(MARKUP.findall(text)) - {*TEXTS, *ends})
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": ends[0]}))
+    for tokens in ([*ends, *marks], ends):
+        added = [{"id": number, "content": token, "special": True} for number, token in enumerate(tokens)]
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {}}, "added_tokens": added}))
+        config = {"model_type": "llama", "vocab_size": 500, "eos_token_id": list(range(len(ends)))}
+        (tmp_path / "config.json").write_text(json.dumps(config | {"bos_token_id": len(tokens)}))
+        assert () == tokenizer_warnings(tmp_path, [text])
 
 
 def table(base: Processor) -> str:

@@ -22,7 +22,7 @@ from ops.check_export.run import engine_sentence, serves_target
 from ops.export_draft.card import with_served_tag
 from ops.lib.forecasts import TargetStated
 from ops.lib.sglang import model_classes
-from ops.lib.sglang.model_classes import not_run, served_class
+from ops.lib.sglang.model_classes import not_run, served_class, unserved
 from ops.tools.init.target import read_target
 from ops.tools.init.text import about_serving
 
@@ -77,6 +77,16 @@ class Qwen3_5ForConditionalGeneration(Qwen3VLForConditionalGeneration):
     def __init__(self, config, quant_config=None, language_model_cls=Keeping):
         super().__init__(config, quant_config, language_model_cls)
 EntryClass = [Qwen3_5ForConditionalGeneration]
+""",
+    "seeing": """
+class SeeingForConditionalGeneration(nn.Module):
+    def set_dflash_layers_to_capture(self, layers): ...
+    def load_weights(self, weights):
+        self.language_model.load_weights(weights)
+class LoadingForConditionalGeneration(nn.Module):
+    def set_dflash_layers_to_capture(self, layers): ...
+    def load_weights(self, weights): ...
+EntryClass = [SeeingForConditionalGeneration, LoadingForConditionalGeneration]
 """,
     "olmo2": """
 class Olmo2ForCausalLM(nn.Module): ...
@@ -186,6 +196,28 @@ def test_fp8_blocks_are_refused_for_a_class_that_loses_their_scales_with_what_re
 
 
 @pytest.mark.usefixtures("sglang")
+@pytest.mark.parametrize(
+    ("architecture", "text", "loses"),
+    [
+        ("SeeingForConditionalGeneration", {"model_type": "llama"}, True),
+        ("SeeingForConditionalGeneration", {"model_type": "other", "architectures": ["MistralForCausalLM"]}, True),
+        ("SeeingForConditionalGeneration", {"model_type": "qwen2"}, False),
+        ("SeeingForConditionalGeneration", None, False),
+        ("LoadingForConditionalGeneration", {"model_type": "llama"}, False),
+    ],
+)
+def test_fp8_blocks_are_refused_for_a_wrapper_that_loads_its_text_by_a_class_that_loses_their_scales(
+    architecture, text, loses
+):
+    config = {"model_type": "seeing", "architectures": [architecture], "text_config": text}
+    assert unserved(config) is None
+    said = unserved(config | BLOCKS)
+    assert (said is not None) is loses
+    if said is not None:
+        assert f"does not load in its {architecture}, so its states are no numbers" in said
+
+
+@pytest.mark.usefixtures("sglang")
 def test_the_gate_says_which_class_serves_the_target_and_a_plan_refuses_to_require_one_that_does_not():
     gate = CheckExport(draft=Ref("a"), target=Ref("b"), tokens=Ref("c"), report=Ref("d"))
     olmo = LLAMA | {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
@@ -235,6 +267,16 @@ def test_init_says_of_the_target_itself_whether_sglang_serves_it(tmp_path, chang
     target = evolve(read_target(str(checkpoint)), config=LLAMA | change)
     (line,) = about_serving(target)
     assert line.startswith(f"target: {said}")
+
+
+def test_init_says_of_a_target_that_vllm_serves_no_draft_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(model_classes, "models_folder", lambda: None)
+    target = read_target(str(any_checkpoint("llama", tmp_path / "llama")))
+    assert ["target: whether SGLang serves it is read from the installed one, and none is here (docs/targets.md)"] == (
+        about_serving(target)
+    )
+    lines = about_serving(evolve(target, config=LLAMA | {"model_type": "lfm2"}))
+    assert 2 == len(lines) and lines[1].startswith("target: vLLM serves no draft for a target of the type lfm2, whose")
 
 
 def test_without_sglang_nothing_is_said_of_its_classes(monkeypatch):
