@@ -271,7 +271,7 @@ class ShortEvaluation:
     def measure(self, model: nn.Module) -> tuple[dict[str, dict[str, Any]], list[Answer]]:
         """Measure tau of the model's current weights, over all prompts under "all", and by category; a collective.
 
-        Each has its 95 % interval, prompts, steps and generated tokens, as in the report of `evaluate`. Also returns the
+        Each has its 95 % interval, prompts, steps and generated tokens, as in the report of `evaluate`. Beside it, the
         answer to each prompt.
         """
         self._copy(model)
@@ -282,15 +282,15 @@ class ShortEvaluation:
             }
         everywhere = {place: decoded for part in rank_group.collected(answers) for place, decoded in part.items()}
         groups: dict[str, list[Decoded]] = {"all": []}
-        answers = []
+        each = []
         for place, batch in enumerate(self.batches):
             for sample, answer in zip(batch, everywhere[place], strict=True):
                 groups["all"].append(answer)
                 groups.setdefault(sample.category, []).append(answer)
-                answers.append(Answer(sample.id, sample.category, answer.generated, answer.steps))
+                each.append(Answer(sample.id, sample.category, answer.generated, answer.steps))
         size = self.draft.config.block_size
         taus = {name: asdict(acceptance_length(group, RESAMPLINGS, 0, size)) for name, group in groups.items()}
-        return taus, answers
+        return taus, each
 
     @torch.no_grad()
     def _copy(self, model: nn.Module) -> None:

@@ -302,8 +302,8 @@ class TrainDflash:
         default=None,
         validator=AT_LEAST_1,
         keyed_default=False,
-        help="end after so many steps of the same training, with the learning rates of all of them, and keep its state, "
-        "from which a node with `continues` goes on as if there had been no pause",
+        help="end after so many steps of this very training, whose learning rates do not change by it, and keep its "
+        "state, from which a node with `continues` goes on as if there had been no pause",
     )
     micro_batch_tokens: int = field(
         default=16384, validator=validators.ge(1), neutral=True, help="padded tokens in one forward pass of the draft"

@@ -1,6 +1,6 @@
 """A training that pauses: its state travels in its artifact to the node that continues it.
 
-state/              the newest checkpoint and the best one that it names, as in a work folder (ops/lib/training/checkpoint.py)
+state/      the newest checkpoint and the best one that it names, as in a work folder (ops/lib/training/checkpoint.py)
 
 The node that continues finds them in its own work folder, as if it had been killed after that step, so that it gives
 the same bytes as a training without a pause. Files are linked, not copied: a checkpoint never changes.
