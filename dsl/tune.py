@@ -59,7 +59,7 @@ class TuneTable:
     """
 
     rungs: tuple[int, ...] = attrs.field(validator=_are_rungs)
-    space: dict[str, Any] = attrs.field(validator=validators.min_len(1))
+    space: dict[str, Any]
     node: str = "train"
     trials: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
     eta: int = attrs.field(default=2, validator=validators.ge(2))
@@ -149,7 +149,8 @@ def check_tune(tree: Tree) -> Tune | None:
         tree.report((TUNE, *([mistake.path] if mistake.path else [])), mistake.what, mistake.advice)
     table: TuneTable | None = found.made
     _check_node(tree, found.values.get("node", "train"))
-    axes = tuple(_axes(tree, found.values.get("node", "train"), tree.table(TUNE, SPACE)))
+    space = given.get(SPACE)
+    axes = tuple(_axes(tree, found.values.get("node", "train"), space)) if isinstance(space, dict) else ()
     for name in (FOR_EACH, SWEEP):
         if set(tree.table(name)) - ({SORT} if name == SWEEP else set()):
             tree.report(
@@ -160,19 +161,22 @@ def check_tune(tree: Tree) -> Tune | None:
     tune = Tune(table, axes)
     if table.trials is None and tune.size is None:
         tree.report((TUNE,), 'the required key "trials" is missing: a range has no end of points', "trials = 8")
-    for steps in table.rungs:
-        if tune.rung_node(steps) in tree.nodes:
-            tree.report(
-                (TUNE, "rungs"), f'"{tune.rung_node(steps)}" is a node of its own: rename it, or take other steps'
-            )
     return tune if len(tree.mistakes) == before else None
 
 
 def put_trials(tree: Tree, tune: Tune, points: Sequence[Point]) -> None:
-    """Replace the table `[tune]` by the nodes of all rungs, and by a variant of them for each point."""
+    """Replace the table `[tune]` by the nodes of all rungs, and by a variant of them for each point.
+
+    A rung whose node has the id of another one is reported.
+    """
     node, rungs = tune.table.node, tune.table.rungs
     chain = [tune.rung_node(steps) for steps in rungs]
+    taken = [each for each in chain if each in tree.nodes]
+    for each in taken:
+        tree.report((TUNE, "rungs"), f'"{each}" is a node of the file: rename it, or take other steps')
     tree.values.pop(TUNE, None)
+    if taken:
+        return
     tree.values["node"] = with_chain(tree.nodes, tune, rungs)
     for each in chain:
         tree.origins["node", each] = (("node", node), None)

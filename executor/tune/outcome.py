@@ -90,7 +90,7 @@ def _why(trials: Trials, decision: Decision, rung: Rung, ranked: Ranked) -> str:
         return "no hours left in the budget"
     apart = "" if ranked.is_told_apart else "; not told apart from the best"
     if rung is decision.rungs[-1]:
-        return f"less than the best at the last rung{apart}"
+        return f"not the best at the last rung{apart}"
     return f"not among the best {kept_count(count, trials.rules.eta)} of {count}{apart}"
 
 
