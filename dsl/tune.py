@@ -19,7 +19,8 @@ Its training is a chain of nodes, one for each rung, that go on from each other:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -257,7 +258,7 @@ def _choice(tree: Tree, node: str, place: KeyPath, path: Path, values: Sequence[
         expected = _expected(tree, node, place, path)
         options = [Option(text, {path: value}) for text, value in zip(shown, values, strict=True)]
         for value in values if expected is not None else ():
-            _check_value(tree, place, expected, value)
+            _check_value(tree, place, path, expected, value)
     elif path[0] in tree.nodes or not all(isinstance(value, dict) and value for value in values):
         hint = "node.field = [value, value], or NAME = [{ node.field = value }, ...] with a name that is no node"
         tree.report(place, "expected values of a field, or tables of values that go together", hint)
@@ -267,7 +268,7 @@ def _choice(tree: Tree, node: str, place: KeyPath, path: Path, values: Sequence[
         for option in options:
             for each, value in option.changes.items():
                 if (expected := _expected(tree, node, place, each)) is not None:
-                    _check_value(tree, place, expected, value)
+                    _check_value(tree, place, each, expected, value)
     if len(tree.mistakes) == before:
         yield Choice(".".join(path), place, tuple(options))
 
@@ -286,7 +287,7 @@ def _range(tree: Tree, node: str, place: KeyPath, path: Path, value: Mapping[str
     elif expected is not None:
         before = len(tree.mistakes)
         for end in (low, high):
-            _check_value(tree, place, expected, end)
+            _check_value(tree, place, path, expected, end)
         if len(tree.mistakes) == before:
             yield Range(".".join(path), place, path, low, high, log)
 
@@ -295,31 +296,36 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _check_value(tree: Tree, place: KeyPath, expected: Any, value: Any) -> None:
+def _check_value(tree: Tree, place: KeyPath, path: Path, expected: Any, value: Any) -> None:
     if mistake := type_mistake(expected, value):
-        tree.report(place, mistake)
+        _report(tree, place, path, mistake)
+
+
+def _report(tree: Tree, place: KeyPath, path: Path, message: str, hint: str = "") -> None:
+    """Report a mistake of the field at a path, which is named where its place is not that of the field alone."""
+    tree.report(place, message if place[2:] == path else f"{'.'.join(path)}: {message}", hint)
 
 
 def _expected(tree: Tree, tuned: str, place: KeyPath, path: Path) -> Any:
     """The type of the field at a path; None, with its mistake reported, for what cannot be tuned."""
     node, *names = path
-    report: Callable[..., None] = lambda message, hint="": tree.report(place, message, hint)  # noqa: E731
+    report = partial(_report, tree, place, path)
     if node not in tree.nodes:
         return report(f'there is no node "{shortened(node)}"', known_nodes(node, tree.nodes))
     op = tree.op(node)
     if op is None:
         return None  # a mistake of the node
     if not names or names[0] in op.edges or names[0] in (LAUNCH, "op"):
-        return report(f"{'.'.join(path)}: only fields of the op can be tuned, not its inputs or its launch")
+        return report("only fields of the op can be tuned, not its inputs or its launch")
     if node == tuned and names[0] == PAUSE:
-        return report(f"[tune] sets {'.'.join(path)} itself: leave it out")
+        return report("[tune] sets it itself: leave it out")
     field = tree.field(("node", *path))
     if field is None and len(names) > 1 and (table := tree.field(("node", *path[:2]))) and table.table is None:
         return member_type(table.type, dict)  # a key of a field that is a table
     if field is None:
-        return report(f"unknown key {'.'.join(names)} of {node}", unknown_key(tree, node, ".".join(names), True).text)
+        return report("unknown key", unknown_key(tree, node, ".".join(names), True).text)
     if field.neutral:
-        return report(f"{'.'.join(path)} changes no result, so all its trials would be the same")
+        return report("it changes no result, so all its trials would be the same")
     return field.type
 
 

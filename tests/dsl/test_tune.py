@@ -57,27 +57,23 @@ single = [1]
         "F:4:1: tune.rungs: expected numbers of steps that ascend from 1 or more, got [4, 4]",
         "F:5:1: tune.eta: must be >= 2, got 1",
         'F:6:1: tune.trails: unknown key (did you mean "trials"?)',
-        'F:8:1: tune.space.trian: there is no node "trian" (did you mean "train"?)',
-        'F:9:1: tune.space.train.lrr: unknown key lrr of train (did you mean "lr"?)',
-        "F:10:1: tune.space.train.lr: expected a list of values, or a range, got [] (list) (train.lr = [value, value], or "
-        "{ low = 1e-4, high = 1e-2, log = true })",
-        'F:11:1: tune.space.train.num_layers: expected int, got "2"',
-        "F:11:1: tune.space.train.num_layers: expected int, got 2.5 (float)",
-        "F:12:1: tune.space.train.select: a value is given twice",
-        "F:13:1: tune.space.train.log_every: train.log_every changes no result, so all its trials would be the same",
-        "F:14:1: tune.space.train.launch.nproc: train.launch.nproc: only fields of the op can be tuned, not its inputs or "
-        "its launch",
-        "F:15:1: tune.space.train.features: train.features: only fields of the op can be tuned, not its inputs or its "
-        "launch",
-        "F:16:1: tune.space.train.pause_after: [tune] sets train.pause_after itself: leave it out",
-        "F:17:1: tune.space.train.gamma: low must be less than high: 2, 1",
-        "F:18:1: tune.space.train.block_size: expected int, got 2.5 (float)",
-        "F:19:1: tune.space.train.weight_decay: low must be less than high, and above 0 with log: 0.0, 1.0",
-        'F:20:1: tune.space.pair: expected float, got "x"',
-    ] == found[:17]
-    assert "F:20:1: tune.space.pair: unknown key nothing of capture" in found[17]
-    assert "F:21:1: tune.space.single: expected values of a field, or tables of values that go together" in found[18]
-    assert 19 == len(found)
+        'F:8:7: tune.space.trian.lr: there is no node "trian" (did you mean "train"?)',
+        'F:9:7: tune.space.train.lrr: unknown key (did you mean "lr"?)',
+        "F:10:7: tune.space.train.lr: expected a list of values, or a range, got [] (list)",
+        'F:11:7: tune.space.train.num_layers: expected int, got "2"',
+        "F:11:7: tune.space.train.num_layers: expected int, got 2.5 (float)",
+        "F:12:7: tune.space.train.select: a value is given twice",
+        "F:13:7: tune.space.train.log_every: it changes no result, so all its trials would be the same",
+        "F:14:14: tune.space.train.launch.nproc: only fields of the op can be tuned, not its inputs or its launch",
+        "F:15:7: tune.space.train.features: only fields of the op can be tuned, not its inputs or its launch",
+        "F:16:7: tune.space.train.pause_after: [tune] sets it itself: leave it out",
+        "F:17:7: tune.space.train.gamma: low must be less than high: 2, 1",
+        "F:18:7: tune.space.train.block_size: expected int, got 2.5 (float)",
+        "F:19:7: tune.space.train.weight_decay: low must be less than high, and above 0 with log: 0.0, 1.0",
+        'F:20:1: tune.space.pair: train.lr: expected float, got "x"',
+        "F:20:1: tune.space.pair: capture.nothing: unknown key",
+        "F:21:1: tune.space.single: expected values of a field, or tables of values that go together",
+    ] == [each.split(" (keys:")[0].split(" (node.field")[0].split(" (train.lr = ")[0] for each in found]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +112,10 @@ def test_trials_share_what_they_do_not_change_and_their_rungs_go_on_from_each_ot
 rungs = [4, 8]
 [tune.space]
 train.lr = [1e-3, 1e-4]
-recipe = [{ train.algorithm = "dflash" }, { train.algorithm = "dspark", train.dspark.rank = 8, capture.final_hidden = true }]
+recipe = [
+    { train.algorithm = "dflash" },
+    { train.algorithm = "dspark", train.dspark.rank = 8, capture.final_hidden = true },
+]
 """,
     )
     tree = tree_with_ops(file)
