@@ -15,15 +15,16 @@ from dsl.check import Absent, NodeCheck, absolute_path, all_of, check_node, chec
 from dsl.convert import structure, type_mistake
 from dsl.errors import PipelineError, did_you_mean, shortened
 from dsl.finding import Field, Finding, Position
-from dsl.for_each import expand, put_sweeps, sort_of
+from dsl.for_each import FOR_EACH, SWEEP, expand, put_sweeps, sort_of
 from dsl.graph import Graph, GraphNode
 from dsl.interpolation import interpolate
 from dsl.launch import TABLE_NAMES, Machine
 from dsl.order import in_order
 from dsl.pipeline import Node, Pipeline, wrong_id
 from dsl.tree import Tree, merged, parsed_overrides, put_overrides, table_values, unknown_owner
+from dsl.tune import TUNE, check_tune
 
-TABLES = (*TABLE_NAMES, "node", "for_each", "sweep")
+TABLES = (*TABLE_NAMES, "node", FOR_EACH, SWEEP, TUNE)
 
 
 def compile_pipeline(
@@ -62,6 +63,8 @@ def compiled(
     templates = list(tree.nodes)
     _check_names(tree)
     given = put_overrides(tree, given)
+    if TUNE in tree.values:
+        check_tune(tree)
     put_sweeps(tree, sweeps)
     expand(tree)
     given = put_overrides(tree, given)

@@ -80,7 +80,8 @@ def field(
     "builtin" and "builtin:..." name no path. model_id: where no such path exists, "owner/name" is a model id;
     pinned_by names the config field that then has to hold a commit, 40 hex digits: the key sees the id and the commit,
     and would not see what a branch holds tomorrow.
-    keyed_default: False for a field that came later, whose default keeps the keys from before it.
+    keyed_default: False for a field that came later, whose default keeps the keys from before it; for an optional edge
+    too, whose other arguments have no meaning.
     schema: what the JSON schema asks of the value beside its type, the bounds of attrs' own validators, and what
     dsl/convert.py lets a value ask of other fields.
     """
@@ -108,12 +109,16 @@ def is_builtin(value: object) -> bool:
 
 @frozen
 class Edge:
-    """An input of an op: the field, the artifact type it accepts, and how many; optional: may be left out."""
+    """An input of an op: the field, the artifact type it accepts, and how many; optional: may be left out.
+
+    keyed_absence: whether the key says that it was left out; False for an edge that came later.
+    """
 
     name: str
     type: type[Artifact]
     optional: bool
     many: bool
+    keyed_absence: bool = True
     table: None = None
 
     def structure(self, value: object) -> Ref | tuple[Ref, ...] | None:
@@ -376,7 +381,8 @@ def _edge(attribute: Any, annotation: Any) -> Edge | None:
     if origin in (typing.Union, types.UnionType):
         members = [member for member in arguments if member is not type(None)]
         if len(members) == 1 and len(arguments) == 2 and _is_artifact(members[0]):
-            return Edge(name, members[0], optional=True, many=False)
+            is_keyed = attribute.metadata.get("keyed_default", True)
+            return Edge(name, members[0], optional=True, many=False, keyed_absence=is_keyed)
     return None
 
 

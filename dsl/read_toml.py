@@ -35,12 +35,18 @@ def read_graph(
     """
     _require_file(file)
     if file.suffix == ".toml":
-        tree = read_tree(file)
-        _load_ops(tree)
-        return compiled(tree, overrides, sweeps, absent)
+        return compiled(tree_with_ops(file), overrides, sweeps, absent)
     if file.suffix == ".py":
         return compile_pipeline(_read_python(file), overrides, sweeps, absent)
     raise PipelineError([Finding(f"{file} is not a pipeline file: its name must end in .toml or .py")])
+
+
+def tree_with_ops(file: Path) -> Tree:
+    """The tree of a TOML pipeline, which finds its ops. Raises PipelineError where a file of it cannot be read."""
+    _require_file(file)
+    tree = read_tree(file)
+    _load_ops(tree)
+    return tree
 
 
 def op_files_of(file: Path) -> tuple[Path, ...]:

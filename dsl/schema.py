@@ -20,6 +20,7 @@ from dsl.for_each import NAME, SORT
 from dsl.launch import CLASSES, RESERVED_TAGS, TABLE_NAMES, Launch
 from dsl.op import ConfigField, Edge, OpSpec, config_fields
 from dsl.pipeline import NODE_ID
+from dsl.tune import TUNE, TuneTable
 
 Schema = dict[str, Any]
 
@@ -83,6 +84,7 @@ TABLE_HELP = {
     "mlflow": "how runs are tracked in MLflow",
     "machine": "what the nodes of a run may use of this machine together; default: all of it",
 }
+TUNE_HELP = "values of a training that `dflow tune` tries, and the steps at which it stops the worse ones"
 
 
 def pipeline_schema(ops: Mapping[str, OpSpec]) -> Schema:
@@ -108,6 +110,7 @@ def pipeline_schema(ops: Mapping[str, OpSpec]) -> Schema:
                     }
                 },
             },
+            TUNE: {**_object(TuneTable, config_fields(TuneTable)), "description": TUNE_HELP},
         },
         "additionalProperties": False,
         "if": {"required": ["extends"]},

@@ -12,6 +12,7 @@ from dsl.errors import ConfigError, shortened
 
 MOST_MEMBERS = 8
 PLAIN_TEXT = re.compile(r"(?!(?:true|false|inf|nan|none)$)[A-Za-z_./~@][\w./~@:+-]*")
+BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 KINDS = {"bool": "bool", "int": "int", "float": "float", "list": "list", "tuple": "list", "dict": "table"}
 
 
@@ -31,10 +32,11 @@ def toml_text(value: Any) -> str:
     Different values have different texts. A string that cannot be mistaken for another type has no quotes.
     """
     is_plain = isinstance(value, str) and PLAIN_TEXT.fullmatch(value)
-    return value if is_plain else _whole(value)
+    return value if is_plain else toml_value(value)
 
 
-def _whole(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A value as a TOML file holds it, on one line; none, which TOML lacks, as `none`."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -42,10 +44,10 @@ def _whole(value: Any) -> str:
     if isinstance(value, str) or _is_reference(value):
         return json.dumps(str(value), ensure_ascii=False)
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(_whole, value))}]"
+        return f"[{', '.join(map(toml_value, value))}]"
     if isinstance(value, dict):
         members = [
-            f"{key if PLAIN_TEXT.fullmatch(key) else _whole(key)} = {_whole(each)}" for key, each in value.items()
+            f"{key if BARE_KEY.fullmatch(key) else toml_value(key)} = {toml_value(each)}" for key, each in value.items()
         ]
         return f"{{ {', '.join(members)} }}" if members else "{}"
     return str(value)

@@ -31,6 +31,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 COMMANDS = {
     "init": "look at your data, and write a pipeline file for it",
     "run": "run what is stale in a pipeline",
+    "tune": "try values of a training, stop the worse ones early, and write the best one's pipeline",
     "resume": "continue a run, or rerun a part of it",
     "plan": "show what would run, and why: of all nodes, of one, or as a graph",
     "accept": "keep an artifact valid across a harmless change of its code",

@@ -156,6 +156,8 @@ class DraftCheckpoint(Artifact):
                         these are, "val_metrics" of that step, ...}
     measurements.json   {"seconds", "measuring_seconds": of these on the split val, "measuring_share", "step_seconds":
                         the median of a step, ...} (outside the digest)
+    state/              with pause_after: what a node with continues goes on from (ops/train_dflash/pause.py)
+    val_answers.jsonl   with pause_after: the answer to each val prompt at the last step (ops/train_dflash/answers.py)
     """
 
     required_files = ("config.json", "model.safetensors", "training.json")

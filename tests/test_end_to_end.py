@@ -297,6 +297,54 @@ def test_a_capture_and_a_training_killed_in_the_middle_end_with_the_same_bytes(t
     assert measured["steps_in_this_attempt"] < plan["steps"]
 
 
+def test_a_search_killed_in_a_training_finds_the_best_trial_and_asked_again_does_nothing(store, undisturbed, tmp_path):
+    store = shutil.copytree(store, tmp_path / "runs")
+    before = {folder.name for folder in (store / "records").iterdir()}
+    file, best = tmp_path / "tuned.toml", tmp_path / "tuned_best.toml"
+    file.write_text(
+        f"""
+extends = "{TINY}"
+[node.train]
+eval_every = 4
+[tune]
+rungs = [3, 6]
+[tune.space]
+train.lr = [1e-5, 3e-3]
+train.num_layers = [1, 2]
+"""
+    )
+    kill_at(store, "checkpoint-*", 2, "tune", str(file))
+    out = dflow(store, "tune", str(file))
+    last = rows(store)
+    assert {"train_6-t03", "train_6-t04"} == set(executed(store))
+    assert all(last[node]["digest"] == undisturbed[node] for node in ("capture", "shard"))
+    shown = {cells[0]: cells for line in out.splitlines() if len(cells := re.split(r"\s{2,}", line.strip())) > 6}
+    trials = ["t01", "t02", "t03", "t04"]
+    assert trials == sorted(name for name in shown if name in trials)
+    assert {"t01": "3", "t02": "3", "t03": "6", "t04": "6"} == {name: shown[name][2] for name in trials}
+    taus = {name: float(shown[name][3]) for name in trials}
+    assert max(taus["t01"], taus["t02"]) < min(taus["t03"], taus["t04"])
+    (winner,) = (name for name in trials if shown[name][-1] == "the best")
+    assert taus[winner] == max(taus.values())
+    answers = store / "objects" / last[f"train_6-{winner}"]["digest"] / "val_answers.jsonl"
+    each = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert 4 == len(each)
+    assert f"{sum(one['generated'] for one in each) / sum(one['steps'] for one in each):.3f}" == shown[winner][3]
+    assert "18 training steps" in out and "take 24 steps" in out
+    page = Page.read(store / "tune" / "tiny.html")
+    assert [*trials, "plain decoding"] == sorted(row[0] for row in page.table("trials", "trial", "values"))
+    plan = {row["id"]: row["cache"] for row in json.loads(dflow(store, "plan", str(best), "--json"))["nodes"]}
+    assert ["train", "export", "eval", "check"] == [node for node, planned in plan.items() if planned != "hit"]
+    assert {"train_3", "train_6"} < set(plan)
+    ran = {folder.name for folder in (store / "records").iterdir()}
+    assert 3 == len(ran - before)
+    written = {file: file.stat().st_mtime_ns for file in (best, store / "tune" / "tiny.html")}
+    again = dflow(store, "tune", str(file))
+    assert out[out.index("trial  ") :] == again[again.index("trial  ") :]
+    assert ran == {folder.name for folder in (store / "records").iterdir()}
+    assert written == {file: file.stat().st_mtime_ns for file in written}
+
+
 def test_a_store_of_other_code_is_kept_resumed_in_the_middle_of_a_training_and_reported(store, undisturbed, tmp_path):
     changed = ["-s", "train.lr=2e-3", "-s", "mlflow.tracking=false"]
     store = shutil.copytree(store, tmp_path / "runs")

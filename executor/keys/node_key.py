@@ -175,13 +175,16 @@ def code_roots(graph: Graph) -> list[Path]:
 
 
 def node_inputs(node: GraphNode, of: Callable[[str], T]) -> dict[str, T | tuple[T, ...] | None]:
-    """The inputs of a node by edge, each as `of(id)`; None for an edge not given, a tuple for a `tuple` edge."""
+    """The inputs of a node by edge, each as `of(id)`; None for an edge not given, a tuple for a `tuple` edge.
+
+    An edge that came later is missing where it is not given, so that keys from before it hold.
+    """
     inputs: dict[str, T | tuple[T, ...] | None] = {}
     for name, edge in node.op.edges.items():
         producers = node.inputs.get(name, ())
         if edge.many:
             inputs[name] = tuple(map(of, producers))
-        else:
+        elif producers or edge.keyed_absence:
             inputs[name] = of(producers[0]) if producers else None
     return inputs
 

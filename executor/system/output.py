@@ -34,7 +34,7 @@ ENDS_OF_LINES = re.compile("[\n\u2028\u2029]")  # those that CONTROL leaves
 # The commands that work on a store.
 ON_A_STORE = (
     *("accept", "diagnose", "diff", "doctor", "evaluate", "gc", "init", "logs", "plan", "pull", "push", "report"),
-    *("resume", "rm", "run", "runs", "serve", "status", "sync", "ui"),
+    *("resume", "rm", "run", "runs", "serve", "status", "sync", "tune", "ui"),
 )
 COMMAND = re.compile(
     rf"\bdflow ({'|'.join(sorted(ON_A_STORE, reverse=True))})(?![\w-])"

@@ -40,6 +40,7 @@ from ops.lib.target.model import Target, check_images_fit, text_config
 from ops.lib.training import rank_group
 from ops.lib.training.checkpoint import Checkpoints, TrainState, saved_weights
 from ops.lib.training.dtensors import gathered, reshard
+from ops.train_dflash.answers import Answer
 from ops.train_dflash.batches import Labels
 from ops.train_dflash.conflicts import NO_VAL
 from ops.train_dflash.engine import Setup
@@ -56,7 +57,10 @@ FIGURES = ("tau", "low", "high", "prompts", "steps", "generated")
 
 @define
 class Measuring:
-    """Measures a training on the split val. seconds: spent on it in this attempt, which began at `started`."""
+    """Measures a training on the split val. seconds: spent on it in this attempt, which began at `started`.
+
+    answers: those of the newest measurement of tau in this attempt, in the order of its prompts. measured_at: its step.
+    """
 
     config: TrainDflash
     stage: Stage
@@ -65,6 +69,8 @@ class Measuring:
     evaluation: ShortEvaluation | None
     started: float
     seconds: float = 0.0
+    answers: Sequence[Answer] = ()
+    measured_at: int | None = None
 
     @classmethod
     def open(
@@ -84,8 +90,11 @@ class Measuring:
         began = time.perf_counter()
         with self._averaged():
             tally = self._tally()
-            taus = None if self.evaluation is None else self.evaluation.measure(self.state.model)
+            taus = None
+            if self.evaluation is not None:
+                taus, self.answers = self.evaluation.measure(self.state.model)
         self.seconds += time.perf_counter() - began
+        self.measured_at = self.state.step
         if tally is None and taus is None:
             return None
         engine = self.setup.engine
@@ -259,10 +268,11 @@ class ShortEvaluation:
             world_size=stage.world_size,
         )
 
-    def measure(self, model: nn.Module) -> dict[str, dict[str, Any]]:
+    def measure(self, model: nn.Module) -> tuple[dict[str, dict[str, Any]], list[Answer]]:
         """Measure tau of the model's current weights, over all prompts under "all", and by category; a collective.
 
-        Each has its 95 % interval, prompts, steps and generated tokens, as in the report of `evaluate`.
+        Each has its 95 % interval, prompts, steps and generated tokens, as in the report of `evaluate`. Beside it, the
+        answer to each prompt.
         """
         self._copy(model)
         own = range(self.rank, len(self.batches), self.world_size)
@@ -272,12 +282,15 @@ class ShortEvaluation:
             }
         everywhere = {place: decoded for part in rank_group.collected(answers) for place, decoded in part.items()}
         groups: dict[str, list[Decoded]] = {"all": []}
+        each = []
         for place, batch in enumerate(self.batches):
             for sample, answer in zip(batch, everywhere[place], strict=True):
                 groups["all"].append(answer)
                 groups.setdefault(sample.category, []).append(answer)
+                each.append(Answer(sample.id, sample.category, answer.generated, answer.steps))
         size = self.draft.config.block_size
-        return {name: asdict(acceptance_length(group, RESAMPLINGS, 0, size)) for name, group in groups.items()}
+        taus = {name: asdict(acceptance_length(group, RESAMPLINGS, 0, size)) for name, group in groups.items()}
+        return taus, each
 
     @torch.no_grad()
     def _copy(self, model: nn.Module) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from attrs import frozen, validators
 
 from dsl.convert import ChosenBy, Clash, Given, Needs, Only, structure
 from dsl.errors import ConfigError, StructureError
-from dsl.op import field, op, seed_field
+from dsl.op import field, op, op_of, seed_field
 from dsl.op_table import own_algorithms
 from ops.artifacts import BatchPlan, Draft, DraftCheckpoint, TargetFeatures, TargetModel, TokenShards
 from ops.capture_targets.op import LAYER_IDS, ascending_layers
@@ -27,6 +27,7 @@ from ops.lib.sequence_parallel.degree import known_exchange
 
 LAYERS = 5
 PROMPTS_AT_ONCE = 8  # val prompts that are decoded together to measure tau
+PAUSE = "pause_after"
 AT_LEAST_1 = validators.optional(validators.ge(1))
 SHARE = validators.and_(validators.ge(0), validators.lt(1))
 
@@ -165,6 +166,7 @@ class TrainDflash:
     target: TargetModel
     tokens: TokenShards | None = None
     warm_start: Draft | None = None
+    continues: DraftCheckpoint | None = field(default=None, keyed_default=False)
     capture: Literal["stored", "online"] = field(
         default="stored",
         validator=CAPTURE,
@@ -296,6 +298,13 @@ class TrainDflash:
         help="keep an exponential moving average of the weights, and measure and export it",
     )
     max_steps: int | None = field(default=None, validator=AT_LEAST_1, help="stop before the plan of batches ends")
+    pause_after: int | None = field(
+        default=None,
+        validator=AT_LEAST_1,
+        keyed_default=False,
+        help="end after so many steps of this very training, whose learning rates do not change by it, and keep its "
+        "state, from which a node with `continues` goes on as if there had been no pause",
+    )
     micro_batch_tokens: int = field(
         default=16384, validator=validators.ge(1), neutral=True, help="padded tokens in one forward pass of the draft"
     )
@@ -397,6 +406,25 @@ class TrainDflash:
     @property
     def measures_tau(self) -> bool:
         return self.eval_every is not None and self.eval_prompts > 0 and self.tokens is not None
+
+    @staticmethod
+    def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:
+        """Mistakes against the training that this one continues: no state there, or another training than this."""
+        earlier = above("continues")
+        if not earlier:
+            return {}
+        if earlier.get("pause_after") is None:
+            return {"continues": "that training has no pause_after, so it keeps no state to go on from"}
+        wrong = {
+            name: f"{values[name]}, but {earlier[name]} in the training that this one continues: give both the same"
+            for name, entry in op_of(TrainDflash).fields.items()
+            if not entry.neutral and name != PAUSE
+            if name in values and name in earlier and values[name] != earlier[name]
+        }
+        end = values.get(PAUSE)
+        if end is not None and end < earlier[PAUSE]:
+            wrong[PAUSE] = f"{end}, but the training that this one continues has {earlier[PAUSE]} steps already"
+        return wrong
 
     @staticmethod
     def launch_mistakes(values: Mapping[str, Any], launch: Mapping[str, Any]) -> dict[str, str]:

@@ -30,7 +30,7 @@ from ops.lib.forecasts import (
 from ops.lib.sequence_parallel.degree import check_degree
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.thread_table import threads_of_drafting
-from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.op import PAUSE, TrainDflash
 from ops.train_dflash.shape import expected_shape
 
 STEPS = 8  # of a trial
@@ -41,9 +41,11 @@ threads = threads_of_drafting
 def smoke(config: TrainDflash, samples: int) -> dict[str, Any]:
     """Fields for a smoke run: a few steps with a checkpoint between them.
 
-    It is measured only at the end, if the full run is measured.
+    It is measured only at the end, if the full run is measured. A pause is after the first step.
     """
+    paused = {} if config.pause_after is None else {PAUSE: 1}
     return {
+        **paused,
         "max_steps": min(config.max_steps or STEPS, STEPS),
         "checkpoint_every": min(config.checkpoint_every, STEPS // 2),
         "eval_every": None if config.eval_every is None else STEPS,
@@ -143,12 +145,15 @@ def _moments(config: TrainDflash) -> int:
 def _disk(config: TrainDflash, shape: DraftConfig) -> dict[str, int]:
     """The bytes on disk, by part: the draft, and the checkpoints with masters, moments and average.
 
-    Checkpoints are the last ones, the best, and the one being written, if the training has so many.
+    Checkpoints are the last ones, the best, and the one being written, if the training has so many; those of a pause
+    stay in the artifact.
     """
     parameters = draft_parameters(shape) * MASTER
     states = 1 + _moments(config) + (config.ema_decay is not None)
+    kept = 0 if config.pause_after is None else 1 + (config.select != "last")
     return {
         "draft": parameters,
+        **({"state of the pause": kept * states * parameters} if kept else {}),
         CHECKPOINTS: _most_checkpoints(config) * states * parameters,
     }
 
@@ -181,7 +186,7 @@ def _growth(config: TrainDflash, context: PlanContext) -> Growth | None:
     plan: StepsForecast | None = context.inputs["batches"]
     if trial is None or plan is None or plan.steps is None:
         return None
-    steps = min(plan.steps.full, config.max_steps or plan.steps.full)
+    steps = min(plan.steps.full, config.max_steps or plan.steps.full, config.pause_after or plan.steps.full)
     rows = islice(read_jsonl(trial.inputs["batches"] / "steps.jsonl"), trial.config.max_steps)
     small = sum(row["tokens"] for row in rows)
     return Growth(

@@ -21,7 +21,7 @@ from ops.lib.training.checkpoint import TrainState
 from ops.lib.training.nonfinite import SKIPPED
 from ops.train_dflash.inputs import Inputs
 from ops.train_dflash.measuring import metrics_of, row_of
-from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.op import PAUSE, TrainDflash
 from ops.train_dflash.tally import ANCHORLESS, ANCHORS, TOKENS, WEIGHT, mean_loss, metrics, slot_accuracy
 from ops.train_dflash.verdicts import PARTS
 
@@ -47,7 +47,7 @@ def write_result(
     write_json(stage.out_dir / "config.json", to_serving(inputs.draft))
     save_file(dict(weights), stage.out_dir / "model.safetensors", metadata={"format": "pt"})
     result = {
-        **{name: artifact.digest for name, artifact in stage.inputs.items() if artifact is not None},
+        **_input_digests(stage),
         "captured": inputs.captured,
         "steps": state.step,
         "selected_step": selected,
@@ -55,7 +55,7 @@ def write_result(
         "loss": config.loss,
         "recipe": key_fields(config),
         "samples": len(inputs.train),
-        "samples_seen": len({sample for step in inputs.steps for sample in step.samples}),
+        "samples_seen": len({sample for step in inputs.steps[: state.step] for sample in step.samples}),
         "final_steps": final_steps,
         "final_loss": mean_loss(last),
         "final_metrics": metrics(last, "train", found),
@@ -92,15 +92,22 @@ def identity(config: TrainDflash, stage: Stage, inputs: Inputs) -> dict[str, Any
     """The facts that a checkpoint must match: the config without neutral fields, the inputs and the draft's shape."""
     return {
         "config": key_fields(config),
-        "inputs": {name: artifact.digest for name, artifact in stage.inputs.items() if artifact is not None},
+        "inputs": _input_digests(stage),
         "captured": inputs.captured,
         "draft": to_serving(inputs.draft),
     }
 
 
+def _input_digests(stage: Stage) -> dict[str, str]:
+    """The digests of the inputs that are given, without the training that this one continues: it is this training."""
+    given = {name: artifact for name, artifact in stage.inputs.items() if name != "continues"}
+    return {name: artifact.digest for name, artifact in given.items() if artifact is not None}
+
+
 def key_fields(config: TrainDflash) -> dict[str, Any]:
-    """The config without its neutral fields, as JSON values."""
-    fields = {entry.name: getattr(config, entry.name) for entry in op_of(config).fields.values() if not entry.neutral}
+    """The config without its neutral fields, and without the pause, as JSON values."""
+    kept = [entry.name for entry in op_of(config).fields.values() if not entry.neutral and entry.name != PAUSE]
+    fields = {name: getattr(config, name) for name in kept}
     return {name: unstructure(value) if has(type(value)) else value for name, value in fields.items()}
 
 

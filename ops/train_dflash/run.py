@@ -1,7 +1,8 @@
 """Train a DFlash draft on the target's features, from its inputs to the draft's checkpoint.
 
 Features are stored, or captured during training by the same ranks or others: see online.py, capture_ranks.py.
-Measurements on the split val may select the step whose weights are exported: measuring.py.
+Measurements on the split val may select the step whose weights are exported: measuring.py. A training may end early and
+be continued by another one: pause.py.
 
 The history holds one float64 row a step: learning rate, norm of the gradient, then the step's tally. What is logged
 is a function of it and of the clock, so neither log_every nor checkpoint_every nor a resume changes the result.
@@ -19,7 +20,7 @@ import torch
 from attrs import Factory, define
 from torch import Tensor
 
-from dsl.errors import StopRequested
+from dsl.errors import DataError, StopRequested
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.hooks import no_hidden_matrices, undecayed
@@ -29,13 +30,15 @@ from ops.lib.training.checkpoint import Checkpoints, TrainState
 from ops.lib.training.nonfinite import SKIPPED, NonFinite
 from ops.lib.training.optimizer import gradient_norm, learning_rate, limit_gradients, make_optimizer, set_rate
 from ops.lib.training.weights import Ema
+from ops.train_dflash.answers import write_answers
 from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, answer_requests
 from ops.train_dflash.engine import Setup, set_up
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 from ops.train_dflash.inputs import Inputs, open_inputs
-from ops.train_dflash.measuring import Lend, Measuring
+from ops.train_dflash.measuring import Lend, Measuring, row_of
 from ops.train_dflash.online import Capture, Take, describe_features
 from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.pause import keep_state, take_over
 from ops.train_dflash.prefetch import Prefetch
 from ops.train_dflash.result import NORM, RATE, TALLY, identity, write_result
 from ops.train_dflash.step import Prepared, train_step
@@ -145,6 +148,9 @@ class _Training:
         ema = Ema(model, config.ema_decay) if config.ema_decay is not None else None
         state = TrainState(model, optimizer, [], ema)
         total, every = len(inputs.steps), config.checkpoint_every
+        if config.pause_after is not None and config.pause_after > total:
+            raise DataError(f"pause_after = {config.pause_after}: the training has only {total} steps; lower it")
+        take_over(stage)
         checkpoints.resume(state, total, every, started_before=stage.started_before)
         measuring = Measuring.open(config, stage, inputs, setup, state, lend)
         nonfinite = NonFinite(config.max_nonfinite, stage.work_dir, state.counters)
@@ -153,20 +159,26 @@ class _Training:
 
     @property
     def total(self) -> int:
+        """The steps of the whole training, over which the learning rate changes."""
         return len(self.inputs.steps)
+
+    @property
+    def end(self) -> int:
+        """The last step of this node."""
+        return self.total if self.config.pause_after is None else self.config.pause_after
 
     def run(self) -> None:
         """Train all remaining steps."""
-        planned = self.inputs.steps[self.state.step :]
+        planned = self.inputs.steps[self.state.step : self.end]
         steps = self.setup.train.steps(planned, self.config.seed or 0)
         with Prefetch(steps, self.config.buffer_batches, Prepared.size) as prepared:
             stream = self.waiting.over(prepared)
-            self.stage.progress(self.state.step, self.total)
-            while self.state.step < self.total:
+            self.stage.progress(self.state.step, self.end)
+            while self.state.step < self.end:
                 if rank_group.any_rank(self.stage.stop_requested(), self.setup.place.device):
                     self.checkpoints.save(self.state)
                     self.checkpoints.wait()
-                    raise StopRequested(f"train_dflash stopped after step {self.state.step} of {self.total}")
+                    raise StopRequested(f"train_dflash stopped after step {self.state.step} of {self.end}")
                 began = time.perf_counter()
                 self.one_step(stream)
                 self.step_seconds.append(time.perf_counter() - began)
@@ -210,7 +222,7 @@ class _Training:
     def report(self) -> None:
         """Log, measure and save after a step, each if it is due."""
         step, total, config = self.state.step, self.total, self.config
-        if step % config.log_every == 0 or step == total:
+        if step % config.log_every == 0 or step == self.end:
             self._log(self.state.history[(step - 1) // config.log_every * config.log_every :])
         paused = time.perf_counter()
         due = bool(config.eval_every and step % config.eval_every == 0 and step < total)
@@ -218,7 +230,7 @@ class _Training:
         if step < total and (due or step % config.checkpoint_every == 0):
             self.checkpoints.save(self.state, metric)
         self.logged_at += time.perf_counter() - paused
-        self.stage.progress(step, total)
+        self.stage.progress(step, self.end)
 
     def finish(self) -> None:
         """Measure the last step, and write the artifact with the weights of the selected one (only rank 0 writes).
@@ -226,8 +238,11 @@ class _Training:
         Raises DataError if no step changed the weights.
         """
         applied = int((torch.stack(self.state.history)[:, TALLY + WEIGHT] > 0).sum())
-        warning = self.nonfinite.check_applied(self.total, applied)
-        self.measuring.measure()
+        warning = self.nonfinite.check_applied(self.end, applied)
+        if self.config.pause_after is not None:
+            self._pause()
+        elif row_of(self.state.measured, self.state.step) is None:
+            self.measuring.measure()
         selected = self.measuring.selected()
         weights = self.measuring.weights_of(selected, self.checkpoints)
         if self.stage.rank:
@@ -243,6 +258,23 @@ class _Training:
             **self.measuring.measurements(),
         }
         write_json(self.stage.out_dir / "measurements.json", measurements)
+
+    def _pause(self) -> None:
+        """Measure, and keep the state as it would be at this step without a pause: with this measurement only if the
+        whole training measures here too.
+        """
+        state, step = self.state, self.state.step
+        if step < self.total:
+            self.checkpoints.save(state)
+        if self.measuring.measured_at != step:  # else an attempt before measured it, whose answers are gone
+            state.measured[:] = [row for row in state.measured if row["step"] != step]
+            self.measuring.measure()
+        if step == self.total:
+            self.checkpoints.save(state)
+        self.checkpoints.wait()
+        if not self.stage.rank:
+            keep_state(self.stage, step)
+            write_answers(self.stage.out_dir, self.measuring.answers)
 
     def _log(self, rows: list[Tensor]) -> None:
         """Log the rows since the last multiple of log_every; speeds are those of this attempt since its last log."""

@@ -225,6 +225,13 @@ def checkpoint_step(folder: Path) -> int:
     return int(folder.name.removeprefix("checkpoint-"))
 
 
+def with_its_best(work_dir: Path, step: int) -> list[Path]:
+    """The folders of a checkpoint and of the best one that it names, the newest last."""
+    folder = _place(work_dir, step)
+    best = _best_step(folder)
+    return [*([] if best is None or best == step else [_place(work_dir, best)]), folder]
+
+
 def saved_weights(work_dir: Path, state: TrainState, step: int) -> dict[str, Tensor]:
     """The model's weights in the checkpoint of a step, or their average if the state has one; unsharded, by name.
 

@@ -25,6 +25,7 @@ from ops.lib.target.model import Target, text_config
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.train_dflash import measuring, result
+from ops.train_dflash.answers import Answer
 from ops.train_dflash.measuring import Measuring, ShortEvaluation
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.run import train_dflash
@@ -51,7 +52,7 @@ class Dictated:
         self.weights[self.step] = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         tau = TAUS[self.step]
         figures = {"tau": tau, "low": tau - 1, "high": tau + 1, "prompts": 2, "steps": 4, "generated": 12}
-        return {"all": figures, "text": figures}
+        return {"all": figures, "text": figures}, [Answer("a", "text", 12, 4)]
 
     def tally(self, _engine, stream, _ahead):
         tally = new_tally(stream.draft.block_size, ())

@@ -1,0 +1,66 @@
+"""`dflow tune`: try values of a training, stop the worse ones early, and write the best one's pipeline file."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+from dsl.errors import shortened
+from executor.commands.arguments import add_ray, add_store, add_trust, open_store
+from executor.launchers.cluster_address import use_cluster
+from executor.system.output import OK, columns, print_lines
+from executor.tune.outcome import COLUMNS, outcome_of
+from executor.tune.tuning import Tuning, read_trials
+from executor.tune.winner import check_writable, default_path, write_winner
+
+PAGES = "tune"  # the folder of a store with the pages
+UNSAFE = re.compile(r"[^\w.-]+")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="a pipeline with a table [tune]: *.toml")
+    parser.add_argument(
+        "-o",
+        dest="output",
+        type=Path,
+        metavar="FILE",
+        help="the best trial's pipeline file; default: NAME_best.toml beside NAME.toml",
+    )
+    add_store(parser)
+    add_trust(parser)
+    add_ray(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    use_cluster(options.ray)
+    trials = read_trials(options.file)
+    output = options.output or default_path(options.file)
+    check_writable(output)
+    store = open_store(options, write=True)
+    rules = trials.rules
+    print_lines(
+        f"{rules.trials} trials, compared at steps {', '.join(map(str, rules.rungs))}; one in {rules.eta} goes on: at "
+        f"most {trials.planned_steps:,} training steps"
+    )
+    tuning = Tuning(store, trials, options.file, f"dflow {shlex.join(options.given)}")
+    decision = tuning.run()
+    if tuning.code != OK:
+        return tuning.code
+    outcome = outcome_of(trials, decision)
+    print_lines(columns(COLUMNS, outcome.rows, right=("steps", "tau", "above the best", "seconds")))
+    for sentence in outcome.cost:
+        print_lines(sentence)
+    print_lines("not tried:")
+    for sentence in outcome.not_tried:
+        print_lines(f"  {sentence}")
+    page = store.path / PAGES / f"{UNSAFE.sub('_', shortened(trials.graph.name))}.html"
+    is_changed = write_winner(output, options.file, trials, decision)
+    if is_changed or tuning.has_run or not page.exists():
+        from executor.tune.page import write_page  # loads matplotlib
+
+        write_page(page, trials.graph.name, outcome, output.absolute())
+    print_lines(f"the page: {page}")
+    print_lines(f"the best, {outcome.winner}: {output}; next: dflow run {shlex.quote(str(output))}")
+    return OK

@@ -1,0 +1,83 @@
+"""The winner's pipeline file: it extends the tuned one, with the winner's values, and goes on from its last rung."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dsl.errors import DflowError
+from dsl.files import output_errors, replace_file
+from dsl.read_toml import tree_with_ops
+from dsl.shown import BARE_KEY, toml_value
+from dsl.tree import merged
+from dsl.tune import CONTINUES, PAUSE, Point, trial_name, with_chain
+from executor.tune.decision import Decision
+from executor.tune.tuning import Trials
+
+MARK = "# Written by `dflow tune"
+
+
+def default_path(file: Path) -> Path:
+    return file.with_name(f"{file.stem}_best.toml")
+
+
+def check_writable(path: Path) -> None:
+    """Check that the file is not one of the user's. Raises DflowError."""
+    if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(MARK):
+        raise DflowError(f"{path}: there is a file that dflow tune did not write; name another by -o FILE")
+
+
+def write_winner(path: Path, file: Path, trials: Trials, decision: Decision) -> bool:
+    """Write the winner's pipeline file. Returns whether it changed. Raises StoreError where it cannot be written."""
+    assert decision.winner is not None
+    text = winner_text(path, file, trials, decision.winner, [rung.steps for rung in decision.rungs])
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return False
+    with output_errors(path):
+        replace_file(path, text.encode())
+    return True
+
+
+def winner_text(path: Path, file: Path, trials: Trials, winner: int, rungs: list[int]) -> str:
+    """The text of the winner's file at `path`. rungs: those that the winner reached."""
+    tune, point = trials.tune, trials.points.tried[winner]
+    node = tune.table.node
+    changes = changed_nodes(point)
+    nodes = dict(tree_with_ops(file).nodes)
+    nodes[node] = merged(nodes[node], changes.get(node, {}))
+    chained = with_chain(nodes, tune, rungs)
+    last = {CONTINUES: chained[node][CONTINUES]}
+    tables = {tune.rung_node(steps): chained[tune.rung_node(steps)] for steps in rungs}
+    tables |= changes | {node: {**changes.get(node, {}), **last}}
+    extends = os.path.relpath(file.absolute(), path.absolute().parent)
+    head = [
+        f"{MARK} {file.name}`: trial {trial_name(winner)}, the best at step {rungs[-1]}.",
+        f"# `{node}` goes on from there to the end of the plan of batches; the steps before are in the store. To train",
+        f"# it in one go instead, take out the nodes with {PAUSE}, and {CONTINUES}.",
+        "",
+        f"extends = {toml_value(extends)}",
+    ]
+    return "\n".join([*head, *(line for name, table in tables.items() for line in _table(name, table)), ""])
+
+
+def changed_nodes(point: Point) -> dict[str, Any]:
+    """The values of a point as a partial table of each node."""
+    found: dict[str, Any] = {}
+    for option in point.values():
+        for path, value in option.changes.items():
+            for key in reversed(path):
+                value = {key: value}
+            found = merged(found, value)
+    return found
+
+
+def _table(name: str, values: Mapping[str, Any]) -> list[str]:
+    lines = [f"{_key(key)} = {toml_value(value)}" for key, value in values.items()]
+    return ["", f"[node.{_key(name)}]", *lines]
+
+
+def _key(key: str) -> str:
+    return key if BARE_KEY.fullmatch(key) else json.dumps(key)

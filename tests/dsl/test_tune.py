@@ -1,0 +1,142 @@
+"""The table `[tune]`: its mistakes, all at once, and the nodes of its trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsl.errors import PipelineError
+from dsl.read_toml import read_graph, tree_with_ops
+from dsl.tune import check_tune, put_trials
+from executor.tune.points import points_of
+from executor.tune.tuning import read_trials
+
+TINY = Path(__file__).resolve().parents[2] / "pipelines" / "tiny.toml"
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "tuned.toml"
+    file.write_text(f'extends = "{TINY}"\n{text}')
+    return file
+
+
+def mistakes(folder: Path, text: str) -> list[str]:
+    file = written(folder, text)
+    with pytest.raises(PipelineError) as caught:
+        read_trials(file)
+    return [str(each).replace(str(file), "F") for each in caught.value.mistakes]
+
+
+def test_all_mistakes_of_the_table_are_reported_at_once_each_with_its_line(tmp_path: Path) -> None:
+    found = mistakes(
+        tmp_path,
+        """
+[tune]
+rungs = [4, 4]
+eta = 1
+trails = 3
+[tune.space]
+trian.lr = [1e-3]
+train.lrr = [1e-3]
+train.lr = []
+train.num_layers = [1, "2", 2.5]
+train.select = ["tau", "tau"]
+train.log_every = [1, 2]
+train.launch.nproc = [1, 2]
+train.features = ["@capture"]
+train.pause_after = [1]
+train.gamma = { low = 2, high = 1 }
+train.block_size = { low = 2.5, high = 8 }
+train.weight_decay = { low = 0.0, high = 1.0, log = true }
+pair = [{ train.lr = "x" }, { capture.nothing = 1 }]
+single = [1]
+""",
+    )
+    assert [
+        "F:4:1: tune.rungs: expected numbers of steps that ascend from 1 or more, got [4, 4]",
+        "F:5:1: tune.eta: must be >= 2, got 1",
+        'F:6:1: tune.trails: unknown key (did you mean "trials"?)',
+        'F:8:7: tune.space.trian.lr: there is no node "trian" (did you mean "train"?)',
+        'F:9:7: tune.space.train.lrr: unknown key (did you mean "lr"?)',
+        "F:10:7: tune.space.train.lr: expected a list of values, or a range, got [] (list)",
+        'F:11:7: tune.space.train.num_layers: expected int, got "2"',
+        "F:11:7: tune.space.train.num_layers: expected int, got 2.5 (float)",
+        "F:12:7: tune.space.train.select: a value is given twice",
+        "F:13:7: tune.space.train.log_every: it changes no result, so all its trials would be the same",
+        "F:14:14: tune.space.train.launch.nproc: only fields of the op can be tuned, not its inputs or its launch",
+        "F:15:7: tune.space.train.features: only fields of the op can be tuned, not its inputs or its launch",
+        "F:16:7: tune.space.train.pause_after: [tune] sets it itself: leave it out",
+        "F:17:7: tune.space.train.gamma: low must be less than high: 2, 1",
+        "F:18:7: tune.space.train.block_size: expected int, got 2.5 (float)",
+        "F:19:7: tune.space.train.weight_decay: low must be less than high, and above 0 with log: 0.0, 1.0",
+        'F:20:1: tune.space.pair: train.lr: expected float, got "x"',
+        "F:20:1: tune.space.pair: capture.nothing: unknown key",
+        "F:21:1: tune.space.single: expected values of a field, or tables of values that go together",
+    ] == [each.split(" (keys:")[0].split(" (node.field")[0].split(" (train.lr = ")[0] for each in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", ": tune: the table [tune] is missing"),
+        ("[tune]\nrungs = [1]", 'the required key "space" is missing'),
+        (
+            "[tune]\nrungs = [1]\nnode = 'shard'\nspace.train.lr = [0.1]",
+            "is a node of shard_sequence, which cannot pause",
+        ),
+        ("[tune]\nrungs = [1]\nspace.train.lr = { low = 0.1, high = 0.2 }", 'the required key "trials" is missing'),
+        ("[tune]\nrungs = [9]\nbudget_steps = 8\nspace.train.lr = [0.1]", "8 steps are fewer than the 9 of one trial"),
+        ("[tune]\nrungs = [9]\nspace.train.lr = [0.1, 2.0]", "tune.space.train.lr: "),
+        ("[tune]\nrungs = [9]\nspace.train.lr = [0.1]\n[sweep]\ntrain.lr = [0.1]", "sweep: a pipeline with [tune]"),
+        (
+            "[tune]\nrungs = [9]\nspace.train.lr = [0.1]\n[node.train]\neval_prompts = 0\nselect = 'last'",
+            "by tau on val",
+        ),
+        (
+            "[tune]\nrungs = [9]\nspace.train.lr = [0.1]\n[node.train_9]\nop = 'ingest'\nsource = 'builtin'",
+            '"train_9" is',
+        ),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (only,) = mistakes(tmp_path, text)
+    assert said in only
+
+
+def test_trials_share_what_they_do_not_change_and_their_rungs_go_on_from_each_other(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        """
+[tune]
+rungs = [4, 8]
+[tune.space]
+train.lr = [1e-3, 1e-4]
+recipe = [
+    { train.algorithm = "dflash" },
+    { train.algorithm = "dspark", train.dspark.rank = 8, capture.final_hidden = true },
+]
+""",
+    )
+    tree = tree_with_ops(file)
+    tune = check_tune(tree)
+    assert tune is not None
+    put_trials(tree, tune, points_of(tune).tried)
+    graph = read_trials(file).graph
+    trained = {node_id: node for node_id, node in graph.nodes.items() if node.op.name == "train_dflash"}
+    assert {f"{name}-t0{trial}" for name in ("train_4", "train_8", "train") for trial in (1, 2, 3, 4)} == set(trained)
+    assert {"ingest", "inject", "tokenize", "target"} < set(graph.nodes) - {"capture"}
+    first, second, last = (trained[f"{name}-t04"] for name in ("train_4", "train_8", "train"))
+    assert [(4, ()), (8, ("train_4-t04",)), (None, ("train_8-t04",))] == [
+        (node.config.pause_after, node.inputs["continues"]) for node in (first, second, last)
+    ]
+    for node in (first, second, last):
+        assert (1e-4, "dspark", 8) == (node.config.lr, node.config.algorithm, node.config.dspark.rank)
+    assert [False, True] == [graph.nodes[f"capture-t0{trial}"].config.final_hidden for trial in (3, 4)]
+
+
+def test_other_commands_check_the_table_and_leave_it_alone(tmp_path: Path) -> None:
+    good = "[tune]\nrungs = [4]\nspace.train.lr = [1e-3, 1e-4]\n"
+    assert list(read_graph(TINY).nodes) == list(read_graph(written(tmp_path, good)).nodes)
+    with pytest.raises(PipelineError, match=r"tune\.rungs"):
+        read_graph(written(tmp_path, good.replace("[4]", "[0]")))
