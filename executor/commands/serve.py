@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import signal
+from functools import partial
 
-from executor.commands.arguments import add_address, add_run, add_store, add_trust, check_store, open_store
+from executor.commands.arguments import add_address, add_run, add_store, add_trust, check_store, count, open_store
 from executor.model_tools.engines import ENGINES
 from executor.model_tools.serve import ServeOptions, serve_run
 from executor.model_tools.served import DEFAULT_RUN, find_draft_run
@@ -16,14 +17,20 @@ from ops.artifacts import CheckedDraft, Draft
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, DEFAULT_RUN)
     parser.usage = (
-        "dflow serve [RUN] [--engine {sglang,vllm}] [--check] [--node NODE] [--host HOST] [--port PORT] "
-        "[-- ARGUMENTS OF THE ENGINE]"
+        "dflow serve [RUN] [--engine {sglang,vllm}] [--check] [--node NODE] [--block-size N] [--host HOST] "
+        "[--port PORT] [-- ARGUMENTS OF THE ENGINE]"
     )
     parser.add_argument("--engine", choices=tuple(ENGINES), default="sglang", help="the server; default: sglang")
     parser.add_argument(
         "--check", action="store_true", help="stop after the prompt; exit code 1 where it was not answered"
     )
     parser.add_argument("--node", metavar="NODE", help="the export node, where a run has several")
+    parser.add_argument(
+        "--block-size",
+        type=partial(count, least=2),
+        metavar="N",
+        help="tokens that a step verifies, fewer than the draft was trained with; default: as trained",
+    )
     add_address(parser, port=30000)
     add_store(parser)
     add_trust(parser)
@@ -45,6 +52,7 @@ def main(options: argparse.Namespace) -> int:
         port=options.port,
         check=options.check,
         extra=options.extra,
+        block_size=options.block_size,
     )
     # A shell starts background jobs with this signal ignored, and Python keeps that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -30,7 +30,8 @@ MAX_TOKENS = 128
 class ServeOptions:
     """The options of `dflow serve`. run, node: None for the latest run, and its only draft.
 
-    engine: a name in `ENGINES`. extra: arguments for it.
+    block_size: verified tokens of a step, None for the draft's own. engine: a name in `ENGINES`. extra: arguments for
+    it.
     """
 
     store: Path
@@ -41,6 +42,7 @@ class ServeOptions:
     port: int
     check: bool
     extra: Sequence[str]
+    block_size: int | None = None
 
 
 class EngineServer(Server):
@@ -82,7 +84,14 @@ def serve_run(options: ServeOptions) -> None:
     store = Store.open(options.store, write=True)
     record = find_record(store.records, options.run)
     with serving(store.path, record.folder):
-        _serve(engine, find_served(store, record, options.node), record, options)
+        run = find_served(store, record, options.node)
+        if options.block_size is not None:
+            engine.refuse_block_size(run)
+            run = run.in_blocks(options.block_size)
+        elif len(set(run.best_blocks.values())) > 1:
+            best = ", ".join(f"{block} for batches of {size}" for size, block in run.best_blocks.items())
+            print_lines(f"best block by batch, as the evaluation measured it: {best} (--block-size)")
+        _serve(engine, run, record, options)
 
 
 def _serve(engine: Engine, run: ServedRun, record: Record, options: ServeOptions) -> None:
