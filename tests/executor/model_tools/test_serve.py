@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from chat_server import ChatServer, response
 from own_algorithm import known_slot_bias
 from ports import free_port
 from serve_cases import (
@@ -306,6 +307,39 @@ def test_the_best_blocks_of_the_evaluation_are_named_unless_a_block_is_chosen(tm
         == first
     )
     assert "--speculative-num-draft-tokens 2 " in case.dflow("--check", "--block-size", "2").stdout.splitlines()[0]
+
+
+def test_measure_writes_the_figures_of_each_concurrency_and_stops_the_server(tmp_path):
+    case = ServeCase(tmp_path)
+    result = case.dflow("--measure", "--max-tokens", "5", "--concurrency", "2", "1")
+
+    assert (0, "") == (result.returncode, result.stderr)
+    *_, first, second, where = result.stdout.splitlines()
+    assert ["concurrency 1: ", "concurrency 2: "] == [line[:15] for line in (first, second)]
+    file = case.store.records / case.run / f"load-{case.port}.json"
+    assert f"figures: {file}" == where
+    figures = json.loads(file.read_text())
+    assert ("SGLang", 4, ["b"], 5) == tuple(figures[name] for name in ("engine", "block_size", "prompts", "max_tokens"))
+    assert [(1, 16, 0, 4.0), (2, 16, 0, 4.0)] == [
+        tuple(level[name] for name in ("concurrency", "requests", "errors", "tau")) for level in figures["levels"]
+    ]
+    assert [False, False] == [is_running(pid) for pid in case.processes()]
+
+
+def test_a_server_that_runs_already_is_measured_and_stays(tmp_path):
+    case = ServeCase(tmp_path, version=None)
+    meta = {"spec_verify_ct": 2, "spec_accept_length": 4.5}
+    with ChatServer(lambda body: response("Blue.", usage={"completion_tokens": 9}, meta_info=meta)) as live:
+        result = case.dflow("--measure", "--url", live.url, "--plain-url", live.url, "--concurrency", "3")
+        port = live.url.partition("127.0.0.1:")[2].removesuffix("/v1")
+    assert (0, "") == (result.returncode, result.stderr)
+    [level] = json.loads((case.store.records / case.run / f"load-{port}.json").read_text())["levels"]
+    assert (3, 4.0, 16) == (level["concurrency"], level["tau"], level["plain"]["requests"])
+    alone = case.dflow("--url", "http://127.0.0.1:1", "--stream")
+    assert (1, "dflow: --url, --stream: only with --measure; add it, or leave this out\n") == (
+        alone.returncode,
+        alone.stderr,
+    )
 
 
 def test_without_a_run_the_newest_with_a_finished_draft_is_served_and_named(tmp_path):
