@@ -184,18 +184,19 @@ class Draft(Artifact):
 class Report(Artifact):
     """What the evaluation measured.
 
-    report.json         tau in total, by category, by position in the answer, context, turn, group and temperature, with
-                        bootstrap intervals, and the mean of prompts' taus; acceptance by slot and accepted lengths; the
-                        same of a random draft; losslessness, null where answers were sampled; what was asked (split or
-                        benchmark, turns, temperature, block sizes, ...), and "unasked"; "inputs": digests
-                        of draft, target and tokens; "imported" of a draft that was trained elsewhere: {"publisher",
-                        "trained_for"} as its config.json has them
+    report.json         tau in total, by category, by position in the answer, context, turn, group, temperature and
+                        block size, with bootstrap intervals, and the mean of prompts' taus; acceptance by slot and
+                        accepted lengths; the same of a random draft; losslessness, null where answers were sampled;
+                        what was asked (split or benchmark, turns, temperature, block sizes, ...), and "unasked";
+                        "inputs": digests of draft, target and tokens; "imported" of a draft that was trained
+                        elsewhere: {"publisher", "trained_for"} as its config.json has them
     prompts.jsonl       one object per prompt: {"id", "category", "prompt_tokens", "tokens": the target's plain answer,
                         "speculative": the speculative one, null where it is the same, "accepted": how many draft
                         tokens per verification step, "tau", "accepted_random", "identical"}
     prompts.html        prompts and answers as a person reads them, with every accepted run in its colour
-    measurements.json   wall-clock figures, those of every batch under "times"; by how much margins were rounded; where
-                        there is a confidence head, under "confidence" how well it is calibrated (outside the digest)
+    measurements.json   wall-clock figures, those of every batch under "times", and with several batch or block sizes
+                        the curve under "load" (ops/evaluate/load.py); by how much margins were rounded; where there is
+                        a confidence head, under "confidence" how well it is calibrated (outside the digest)
     """
 
     required_files = ("report.json", "prompts.jsonl")

@@ -80,6 +80,9 @@ class Engine(ABC):
     def program(self, run: ServedRun) -> list[str]:
         """The command that starts the engine here. Raises DataError where the supported version is not installed."""
 
+    def refuse_block_size(self, run: ServedRun) -> None:  # noqa: B027
+        """Raise ConfigError for a draft that the engine cannot be asked to serve in shorter blocks."""
+
     def environment(self, run: ServedRun) -> Mapping[str, str]:
         """The environment variables that the server needs for this target."""
         return {}
@@ -128,6 +131,12 @@ class SGLangEngine(Engine):
     def program(self, run: ServedRun) -> list[str]:
         require_sglang(WHAT, run.engine)
         return [sys.executable]
+
+    def refuse_block_size(self, run: ServedRun) -> None:
+        if run.draft.algorithm == "DSPARK":
+            raise ConfigError(
+                "--block-size: SGLang reads the block of a DSPARK draft from its config.json; leave it out"
+            )
 
     def warnings(self, run: ServedRun) -> Sequence[str]:
         config = read_json(run.target / "config.json")

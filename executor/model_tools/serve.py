@@ -7,11 +7,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from attrs import frozen
 
 from dsl.errors import ServerError
-from dsl.files import new_file
+from dsl.files import new_file, write_json
 from executor.launchers.redacted_log import RedactedLog
 from executor.model_tools.engines import ENGINES, Engine
 from executor.model_tools.served import ServedRun, find_served
@@ -22,15 +23,19 @@ from executor.system.server import Server, is_reachable_by_others, require_free_
 from executor.system.user_cache import compile_cache
 from ops.lib.sglang.serve_command import Address, shell_line
 from ops.tools.serve.chat import HELLO, ask, prompt_text, tau_text
+from ops.tools.serve.measure import Endpoint, LoadSettings, measure
 
 MAX_TOKENS = 128
+LOAD_PROMPTS = 32
 
 
 @frozen(kw_only=True)
 class ServeOptions:
     """The options of `dflow serve`. run, node: None for the latest run, and its only draft.
 
-    engine: a name in `ENGINES`. extra: arguments for it.
+    block_size: verified tokens of a step, None for the draft's own. engine: a name in `ENGINES`. extra: arguments for
+    it. load: measure the server at several concurrencies and stop. url: of a server that runs already, to be measured.
+    plain_url: of one that serves the target without the draft, to compare with.
     """
 
     store: Path
@@ -41,6 +46,10 @@ class ServeOptions:
     port: int
     check: bool
     extra: Sequence[str]
+    block_size: int | None = None
+    load: LoadSettings | None = None
+    url: str | None = None
+    plain_url: str | None = None
 
 
 class EngineServer(Server):
@@ -73,16 +82,26 @@ class EngineServer(Server):
 def serve_run(options: ServeOptions) -> None:
     """Start a server for a run's draft, send it one prompt, and serve until interrupted.
 
-    With `check` it stops once the server has answered. Raises ConfigError for an argument that dflow sets itself,
-    StoreError where the run has nothing to serve, DataError without a suitable engine, and ServerError where the server
-    fails or does not use the draft.
+    With `check` it stops once the server has answered, with `load` once it has been measured. Raises ConfigError for an
+    argument that dflow sets itself, StoreError where the run has nothing to serve, DataError without a suitable engine,
+    and ServerError where the server fails or does not use the draft.
     """
     engine = ENGINES[options.engine]
     engine.refuse_own(options.extra)
     store = Store.open(options.store, write=True)
     record = find_record(store.records, options.run)
     with serving(store.path, record.folder):
-        _serve(engine, find_served(store, record, options.node), record, options)
+        run = find_served(store, record, options.node, 1 if options.load is None else LOAD_PROMPTS)
+        if options.url is not None:
+            measure_load(engine, options.url.rstrip("/").removesuffix("/v1"), run, record, options)
+            return
+        if options.block_size is not None:
+            engine.refuse_block_size(run)
+            run = run.in_blocks(options.block_size)
+        elif len(set(run.best_blocks.values())) > 1:
+            best = ", ".join(f"{block} for batches of {size}" for size, block in run.best_blocks.items())
+            print_lines(f"best block by batch, as the evaluation measured it: {best} (--block-size)")
+        _serve(engine, run, record, options)
 
 
 def _serve(engine: Engine, run: ServedRun, record: Record, options: ServeOptions) -> None:
@@ -104,12 +123,48 @@ def _serve(engine: Engine, run: ServedRun, record: Record, options: ServeOptions
         wait_until_ready(server, address.url)
         print_lines(f"ready: {address.url}/v1 (log: {log})")
         try_prompt(engine, address.url, run, key)
-        if not options.check:
+        if options.load is not None:
+            measure_load(engine, address.url, run, record, options)
+        elif not options.check:
             try:
                 print_lines("Ctrl-C stops it")
                 server.wait()
             except KeyboardInterrupt:
                 print_lines("stopping")
+
+
+def measure_load(engine: Engine, url: str, run: ServedRun, record: Record, options: ServeOptions) -> None:
+    """Measure a server at several concurrencies, print the figures, and write them to a file of the run's record.
+
+    Raises ServerError if the server answers none of the run's prompts.
+    """
+    assert options.load is not None
+    key = os.environ.get(engine.key_variable, "")
+    plain = None if options.plain_url is None else options.plain_url.rstrip("/").removesuffix("/v1")
+    prompts = run.prompts or (HELLO,)
+    levels = measure(
+        Endpoint(url=url, dialect=engine.dialect, key=key),
+        prompts,
+        options.load,
+        None if plain is None else Endpoint(url=plain, dialect=engine.dialect, key=key),
+        print_lines,
+    )
+    found = {
+        "engine": engine.name,
+        "url": url,
+        "plain_url": plain,
+        "target": str(run.target),
+        "draft": run.draft.path,
+        "block_size": run.draft.block_size if options.url is None else None,
+        "prompts": [prompt.id for prompt in prompts],
+        "max_tokens": options.load.max_tokens,
+        "stream": options.load.stream,
+        "tau_of_the_evaluation": run.tau,
+        "levels": levels,
+    }
+    file = record.folder / f"load-{urlsplit(url).port or 80}.json"
+    write_json(file, found)
+    print_lines(f"figures: {file}")
 
 
 @contextmanager

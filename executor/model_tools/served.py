@@ -5,14 +5,15 @@ Also which run `dflow serve` and `dflow diagnose` use where none is named.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
+from attrs import Factory, evolve, frozen
 
-from dsl.errors import DataError, DflowError, StoreError, UnknownName
+from dsl.errors import ConfigError, DataError, DflowError, StoreError, UnknownName
 from dsl.graph import Graph, GraphNode
 from dsl.op import Artifact
 from executor.planning.code_trust import refuse_untrusted_code, trusting_nodes
@@ -31,6 +32,7 @@ from ops.tools.diagnose.chain import last_drafts_of
 from ops.tools.serve.chat import ChatPrompt, held_out_prompts
 
 LONGEST_ERROR = 500
+BEST_BLOCK = re.compile(r"eval/best_block_batch_(\d+)")  # a metric of ops/evaluate/load.py
 DEFAULT_RUN = "the newest with a finished draft"
 
 
@@ -42,7 +44,7 @@ class ServedRun:
 
     algorithm: the draft's, as train_dflash names it. warnings: doubts whether the draft is fit to serve. tau: measured
     by `evaluate`, else None. engine: the one set in export_draft. prompts: held-out ones; none where the store holds no
-    samples.
+    samples. best_blocks: batch size -> the block size with the highest speed-up, where `evaluate` measured several.
     """
 
     target: Path
@@ -54,6 +56,13 @@ class ServedRun:
     of_embedding: Mapping[str, str]
     tau: float | None
     prompts: tuple[ChatPrompt, ...]
+    best_blocks: Mapping[int, int] = Factory(dict)
+
+    def in_blocks(self, size: int) -> ServedRun:
+        """The same with a draft that decodes in shorter blocks. size: verified tokens. Raises ConfigError."""
+        if not 2 <= size <= self.draft.block_size:
+            raise ConfigError(f"--block-size: must lie in 2..{self.draft.block_size}, which is the draft's, got {size}")
+        return evolve(self, draft=evolve(self.draft, block_size=size))
 
 
 def find_served(store: Store, record: Record, node: str | None, prompts: int = 1) -> ServedRun:
@@ -82,6 +91,7 @@ def find_served(store: Store, record: Record, node: str | None, prompts: int = 1
         of_embedding=embedding_warnings(config, target_config),
         tau=made.tau(export),
         prompts=made.prompts(export, info["vision"], prompts),
+        best_blocks=made.best_blocks(export),
     )
 
 
@@ -189,6 +199,15 @@ class _Made:
             if measured is not None:
                 return measured
         return None
+
+    def best_blocks(self, export: GraphNode) -> dict[int, int]:
+        """The block size with the highest speed-up at each batch size, by the metrics of the evaluations."""
+        found = {}
+        for node in self._readers(export, Report):
+            for name, block in self.record.state.nodes[node.id].metrics.items():
+                if batch := BEST_BLOCK.fullmatch(name):
+                    found[int(batch[1])] = int(block)
+        return dict(sorted(found.items()))
 
     def prompts(self, export: GraphNode, vision: bool, count: int) -> tuple[ChatPrompt, ...]:
         """At most `count` prompts, from the first samples behind the draft's evaluation or check that have any."""

@@ -166,6 +166,13 @@ def card_text(outcome: Outcome) -> str:
         f"The answers are the target's own: {report['lossless']['errors']} differ, {report['lossless']['ties']} at a "
         "tie of two logits.",
     ]
+    if "tau_by_block" in report:
+        taus = report["tau_by_block"].items()
+        text = ", ".join(f"{number(tau['tau'])} ({interval_text(tau, '-')}) in blocks of {size}" for size, tau in taus)
+        parts.append(
+            f"By block size, tau is {text}. Shorter blocks cost less per step, which counts with many concurrent "
+            "requests (`dflow serve --block-size`); the speed-up of each depends on the machine: `dflow report` has it."
+        )
     if not outcome.engine:
         parts.append(f"{UNSERVED[0].upper()}{UNSERVED[1:]}.")
     elif outcome.served is None or outcome.tau_served is None:

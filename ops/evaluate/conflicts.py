@@ -39,8 +39,10 @@ def _of_draft(config: Evaluate, draft: DraftForecast | None, target: TargetState
         yield "draft", misfit
     elif wrong := of_another_target(draft, target):
         yield "draft", f"{wrong}; give train_dflash, export_draft and evaluate the same target"
-    if config.block_size is not None and (mistake := block_size_mistake(draft.shape, config.block_size)):
-        yield "block_size", mistake
+    for name, sizes in (("block_size", (config.block_size,)), ("block_sizes", config.block_sizes)):
+        mistakes = (block_size_mistake(draft.shape, size, name) for size in sizes if size is not None)
+        if mistake := next(filter(None, mistakes), ""):
+            yield name, mistake
 
 
 def _of_target(target: TargetStated | None) -> Iterator[tuple[str, str]]:

@@ -9,12 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ops.evaluate.intervals import ALL, OTHERS, PART_LABELS, parted
+from ops.evaluate.load import LoadPoint, points_of
 
 SHOWN_NAME = 40  # characters of a group
 
 
 def figures(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[tuple[str, Figure]]:
-    """The name and figure of each curve of report.json; none without a step. A confidence head adds one."""
+    """The name and figure of each curve of report.json; none without a step. A confidence head and several loads
+    add one each.
+    """
     if report["tau"][ALL]["steps"]:
         yield "acceptance_by_slot", slots_figure(report)
         yield "accepted_lengths", lengths_figure(report)
@@ -23,6 +26,8 @@ def figures(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Iterator[
             yield "tau_by_part", parts_figure(report, tables)
         if "tau_by_group" in report and report["benchmark"] is None:
             yield "tau_by_group", groups_figure(report)
+    if "load" in measured:
+        yield "load", load_figure(points_of(measured["load"]))
     if "confidence" in measured:
         yield "confidence", reliability_figure(report, measured["confidence"])
 
@@ -114,6 +119,30 @@ def reliability_figure(report: Mapping[str, Any], confidence: Mapping[str, Any])
     axes.scatter(said, accepted, s=sizes, color=line.get_color(), alpha=0.6)
     axes.set(xlabel="confidence", ylabel="share accepted", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     axes.legend()
+    return figure
+
+
+def load_figure(points: Sequence[LoadPoint]) -> Figure:
+    """A figure of tokens per second and of the speed-up over the batch size, a line for each block size."""
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    speeds, ratios = figure.subplots(1, 2)
+    plain = {point.batch_size: point.plain_tokens_per_second for point in points}
+    speeds.plot(list(plain), list(plain.values()), marker="o", linestyle="--", color="gray", label="plain")
+    for size in sorted({point.block_size for point in points}):
+        line = [point for point in points if point.block_size == size]
+        batches, label = [point.batch_size for point in line], f"blocks of {size}"
+        speeds.plot(batches, [point.tokens_per_second for point in line], marker="o", label=label)
+        parts = [{"tau": each.speedup, "low": each.speedup_low, "high": each.speedup_high} for each in line]
+        ratios.errorbar(
+            batches, [each.speedup for each in line], yerr=_reach(parts), marker="o", capsize=3, label=label
+        )
+    ratios.axhline(1, linestyle="--", linewidth=1, color="gray", label="plain")
+    for axes, name in ((speeds, "tokens / s"), (ratios, "speed-up")):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(plain), [str(size) for size in plain])
+        axes.set(xlabel="batch size", ylabel=name, ylim=(0, None))
+        axes.grid(alpha=0.3)
+        axes.legend()
     return figure
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 ALL = "all"  # all categories together
 RESERVED = {"low", "high", "unclipped", "random", "of", "group"}  # words after "tau_" in the names of other figures
-TABLES = {"context", "turn", "kind", "temperature"}  # first words after "tau_" in the names of parts of tau
+TABLES = {"context", "turn", "kind", "temperature", "block"}  # first words after "tau_" in the names of parts of tau
 UNSAFE = re.compile(r"[^A-Za-z0-9_. -]")
 MOST_GROUPS = 50  # that are reported by name
 REST, OTHERS = "", "all others"  # the name of all other prompts together, which no group has, and how it is shown

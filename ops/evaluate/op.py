@@ -104,6 +104,13 @@ class Evaluate:
         validator=validators.deep_iterable(validators.ge(1)),
         help="further batch sizes at which the speed-up is measured, one after the other",
     )
+    block_sizes: tuple[int, ...] = field(
+        default=(),
+        keyed_default=False,
+        validator=validators.deep_iterable(validators.ge(2)),
+        help="further block sizes at which tau, and the speed-up at each batch size, are measured; at most that of the "
+        "training",
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", help="of the forward passes of target and draft"
     )
@@ -120,7 +127,9 @@ class Evaluate:
     output = Report
     shows_results = True
     judged_by = "eval/tau"
-    main_figures = "eval/(tau(_(?!random|unclipped|context_|turn_|kind_).+)?|speedup|lossless_errors|ties|prompts)"
+    main_figures = (
+        "eval/(tau(_(?!random|unclipped|context_|turn_|kind_|block_).+)?|speedup|lossless_errors|ties|prompts)"
+    )
     answers = ("good", "safe")
 
     @staticmethod
@@ -130,12 +139,15 @@ class Evaluate:
         Each is checked only if the pipeline has that node. Fields of a benchmark without one are mistakes too, and
         every answer asked of tokens without contexts of their own.
         """
-        size, trained = values.get("block_size"), above("draft", "draft").get("block_size")
+        trained = above("draft", "draft").get("block_size")
         wrong = {}
-        if size is not None and trained is not None and size > trained:
-            wrong["block_size"] = (
-                f"{size} is more than the {trained} that the draft is trained with: use 2 to {trained}"
-            )
+        for name, sizes in (
+            ("block_size", (values.get("block_size"),)),
+            ("block_sizes", values.get("block_sizes", ())),
+        ):
+            size = max(filter(None, sizes), default=None)
+            if size is not None and trained is not None and size > trained:
+                wrong[name] = f"{size} is more than the {trained} that the draft is trained with: use 2 to {trained}"
         if values.get("benchmark") is None:
             given = {name: values.get(name) for name in ("benchmark_form", "benchmark_prompt", "first_turn")}
             wrong |= {

@@ -19,6 +19,7 @@ from dsl.stage import Stage
 from ops.evaluate.conflicts import conflicts
 from ops.evaluate.figures import figures
 from ops.evaluate.intervals import ALL, missing_kinds
+from ops.evaluate.load import load_text
 from ops.evaluate.lossless import difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
@@ -57,25 +58,29 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
     target = Target.load(stage.inputs["target"], stage.device, dtype)
     encoder = encoder_of(stage.inputs["tokens"], target)
     draft = load_draft(stage.inputs["draft"].path, stage.device, dtype)
+    use = DraftUse.of(draft.config, config.block_size)
     decoder = Decoder(
         target=target,
         draft=draft,
         untrained=random_draft(draft.config, seed, stage.device, dtype) if config.random_draft else None,
-        use=DraftUse.of(draft.config, config.block_size),
+        use=use,
         settings=_settings(config, config.temperature),
+        block_sizes=[size for size in dict.fromkeys(config.block_sizes) if size != use.block_size],
     )
     prompts = choose_prompts(config, stage, target, encoder)
     check_lengths(prompts, target.family.text_config, draft.config, config.max_new_tokens)
     answered = decode_conversations(decoder, prompts, config.batch_size, stage)
-    further = []
+    further = [answered.in_blocks(size) for size in decoder.block_sizes]
     for temperature, size in config.further_passes:
         stage.info(f"the same prompts at temperature {temperature:g} in batches of {size}")
-        other = evolve(decoder, untrained=None, settings=_settings(config, temperature))
+        blocks = decoder.block_sizes if temperature == config.temperature else ()
+        other = evolve(decoder, untrained=None, settings=_settings(config, temperature), block_sizes=blocks)
         journal = f"{JOURNAL}-{temperature:g}-{size}-"
-        further.append(decode_conversations(other, prompts, size, stage, journal))
+        found = decode_conversations(other, prompts, size, stage, journal)
+        further += [found, *(found.in_blocks(block) for block in blocks)]
     summary = Summary(
         config=config,
-        use=decoder.use,
+        use=use,
         trained_block_size=draft.config.block_size,
         answered=answered,
         further=further,
@@ -154,6 +159,8 @@ def report_result(
         )
     else:
         stage.info(f"no tau: the target's answer to each of the {tau['prompts']} prompts is one token; {faster}")
+    if "load" in measured:
+        stage.info(load_text(measured["load"]))
     for prompt, reason in summary.answered.unasked:
         stage.warn(
             f'the turns behind prompt "{prompt}" are not asked, since the answer cannot be shown again: {reason}'

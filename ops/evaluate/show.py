@@ -8,6 +8,7 @@ from typing import Any
 
 from ops.evaluate.comparison import compare_evaluations
 from ops.evaluate.intervals import ALL, MOST_GROUPS, OTHERS, PART_LABELS, missing_kinds, parted
+from ops.evaluate.load import best_points, load_text, points_of
 from ops.evaluate.verdicts import verdicts
 from ops.lib.data.files import read_json
 from ops.lib.report_sections import NOT_KNOWN, Cell, Compared, Html, Section, Table, interval_text, is_known
@@ -23,12 +24,13 @@ def report(folder: Path) -> Sequence[Section]:
     return [
         _tau(report, measured),
         *(_parts(table, parts, f"By {PART_LABELS[table]}.") for table, parts in parted(report).items()),
-        *([_temperatures(report["tau_by_temperature"])] if "tau_by_temperature" in report else ()),
+        *([_tau_by("temperature", report)] if "tau_by_temperature" in report else ()),
+        *([_tau_by("block", report)] if "tau_by_block" in report else ()),
         *([_groups(report["tau_by_group"])] if "tau_by_group" in report and report["benchmark"] is None else ()),
         *([_confidence(measured["confidence"])] if measured is not None and "confidence" in measured else ()),
         _lossless(report),
         *(() if measured is None else (_speed(measured),)),
-        *([_batches(measured["speedup_by_batch"])] if measured and "speedup_by_batch" in measured else ()),
+        *([_load(measured["load"])] if measured and "load" in measured else ()),
         Section("Answers", Html((folder / "prompts.html").read_text("utf-8"), PAGE_HEIGHT)),
         *verdicts(report, measured),
     ]
@@ -113,27 +115,48 @@ def _groups(taus: Mapping[str, Any]) -> Section:
     return _parts("group", taus, note)
 
 
-def _temperatures(taus: Mapping[str, Any]) -> Section:
+def _tau_by(setting: str, report: Mapping[str, Any]) -> Section:
+    """A table of tau at each temperature or block size."""
+    taus = report[f"tau_by_{setting}"]
     rows: list[Sequence[Cell]] = [
         (name, _rounded(tau["tau"]), interval_text(tau, "none for one prompt"), *_differences(tau["lossless"]))
         for name, tau in sorted(taus.items(), key=lambda each: float(each[0]))
     ]
-    columns = ("temperature", "tau", "95 % interval", "errors", "ties")
-    return Section("tau by temperature", Table(columns, rows), "Errors and ties as under losslessness, at 0 only.")
+    columns = (setting, "tau", "95 % interval", "errors", "ties")
+    note = "Errors and ties as under losslessness, at temperature 0 only."
+    return Section(f"tau by {setting}", Table(columns, rows), note)
 
 
 def _differences(lossless: Mapping[str, int] | None) -> tuple[int | None, int | None]:
     return (None, None) if lossless is None else (lossless["errors"], lossless["ties"])
 
 
-def _batches(speeds: Mapping[str, Any]) -> Section:
+def _load(curve: Mapping[str, Any]) -> Section:
+    """A table of the speed at each batch size in blocks of each size."""
+    points = points_of(curve)
+    best = {(point.batch_size, point.block_size) for point in best_points(points)}
     rows: list[Sequence[Cell]] = []
-    for size, speed in sorted(speeds.items(), key=lambda each: int(each[0])):
-        low, high = speed["speedup_low"], speed["speedup_high"]
-        interval = "none for one batch" if low is None else f"{low:.2f} to {high:.2f}"
-        rows.append((int(size), round(speed["speedup"], 2) if is_known(low, high) else NOT_KNOWN, interval))
-    note = "Over plain decoding of the same prompts in batches of this size at most."
-    return Section("Speed-up by batch size", Table(("batch size", "speed-up", "95 % interval"), rows), note)
+    for point in points:
+        low, high = point.speedup_low, point.speedup_high
+        rows.append(
+            (
+                point.batch_size,
+                point.block_size,
+                _rounded(point.tau),
+                round(point.plain_tokens_per_second, 1),
+                round(point.tokens_per_second, 1),
+                round(point.speedup, 2) if is_known(low, high) else NOT_KNOWN,
+                "none for one batch" if low is None else f"{low:.2f} to {high:.2f}",
+                "best" if (point.batch_size, point.block_size) in best else "",
+            )
+        )
+    columns = ("batch size", "block size", "tau", "plain tokens / s", "tokens / s", "speed-up", "95 % interval", "")
+    text = load_text(curve)
+    note = (
+        f"{text[0].upper()}{text[1:]}. Over plain decoding of the same prompts, measured once for all blocks of a "
+        "batch size. `dflow serve --block-size N` serves in blocks of N."
+    )
+    return Section("Speed-up under load", Table(columns, rows), note)
 
 
 def _rounded(tau: float | None) -> float | None:

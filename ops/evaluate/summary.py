@@ -10,6 +10,7 @@ from typing import Any
 from attrs import asdict, frozen
 
 from ops.evaluate.intervals import ALL, REST, group_names, part_names, tau_names
+from ops.evaluate.load import LoadPoint, load_curve, load_metrics
 from ops.evaluate.lossless import Losses, compare, rounding
 from ops.evaluate.op import Evaluate
 from ops.evaluate.prompts import Prompt
@@ -26,20 +27,20 @@ from ops.evaluate.statistics import (
     tau_by,
     tau_by_position,
 )
-from ops.evaluate.turns import Answered, PromptResult
+from ops.evaluate.turns import WAYS, Answered, PromptResult
 from ops.lib.data.token_shards import KINDS
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_options import DraftUse
 
 ORIGIN = ("publisher", "trained_for")
-WAYS = ("plain", "speculative")
 PARTS = ("reasoning", "text", "call")  # kinds at which a step may begin
-NAMED_PARTS = ("tau_by_context", "tau_by_turn", "tau_by_kind", "tau_by_temperature")  # whose parts have fixed names
+# The tables whose parts have fixed names.
+NAMED_PARTS = ("tau_by_context", "tau_by_turn", "tau_by_kind", "tau_by_temperature", "tau_by_block")
 
 
 @frozen(kw_only=True)
 class Summary:
-    """All results of an evaluation. further: those of the passes after the first one, at other temperatures and batch
+    """All results of an evaluation. further: those of the same prompts at other temperatures, batch sizes and block
     sizes. kinds: of the tokens of each answer, as `TokenKinds` gives them. data_kinds: conversations of the split, and
     for each kind those that have learnt tokens of it; empty where that is not known.
 
@@ -113,8 +114,10 @@ class Summary:
         if self.losses is not None:
             report["lossless"] = _counts(self.losses)
             report["differences"] = self.losses.rows()
-        if len(temperatures := self._passes(self.config.batch_size, None)) > 1:
+        if len(temperatures := self._passes(batch_size=config.batch_size, block_size=size)) > 1:
             report["tau_by_temperature"] = {f"{each.temperature:g}": self._tau(each) for each in temperatures}
+        if len(blocks := self._passes(batch_size=config.batch_size, temperature=config.temperature)) > 1:
+            report["tau_by_block"] = {str(each.block_size): self._tau(each) for each in blocks}
         if self.imported is not None:
             report["imported"] = {name: self.imported[name] for name in ORIGIN if name in self.imported}
         if untrained:
@@ -189,8 +192,8 @@ class Summary:
             **self._speedup(self.answered),
             "parts": {way: self._parts(way) for way in WAYS},
         }
-        if len(sizes := self._passes(None, self.config.temperature)) > 1:
-            measured["speedup_by_batch"] = {str(each.batch_size): self._speedup(each) for each in sizes}
+        if len(loads := self._passes(temperature=self.config.temperature)) > 1:
+            measured["load"] = load_curve([self._load_point(each) for each in loads])
         confidence = calibration([result.speculative for result in self.results])
         if confidence is not None:  # its last digits depend on the size of the batches
             measured["confidence"] = confidence
@@ -198,20 +201,42 @@ class Summary:
             measured["rounding"] = rounding(self.results)
         return measured
 
-    def _passes(self, batch_size: int | None, temperature: float | None) -> list[Answered]:
-        """The passes of a batch size or at a temperature, in order of the other."""
-        every = (self.answered, *self.further)
+    def _passes(
+        self, batch_size: int | None = None, temperature: float | None = None, block_size: int | None = None
+    ) -> list[Answered]:
+        """The passes of a batch size, at a temperature, in blocks of a size, in order of what is not given."""
         found = [
-            each for each in every if batch_size in (None, each.batch_size) and temperature in (None, each.temperature)
+            each
+            for each in (self.answered, *self.further)
+            if batch_size in (None, each.batch_size)
+            and temperature in (None, each.temperature)
+            and block_size in (None, each.block_size)
         ]
-        return sorted(found, key=lambda each: (each.temperature, each.batch_size))
+        return sorted(found, key=lambda each: (each.temperature, each.batch_size, each.block_size))
 
     def _tau(self, answered: Answered) -> dict[str, Any]:
         """tau of a pass, and whether its answers are the target's own."""
         decoded, losses = [result.speculative for result in answered.results], _losses(answered)
-        return asdict(acceptance_length(decoded, *self._drawing)) | {"lossless": _counts(losses)}
+        resamplings, seed, _ = self._drawing
+        tau = acceptance_length(decoded, resamplings, seed, answered.block_size)
+        return asdict(tau) | {"lossless": _counts(losses)}
 
-    def _speedup(self, answered: Answered) -> dict[str, float | None]:
+    def _load_point(self, answered: Answered) -> LoadPoint:
+        times = [batch.time for batch in answered.batches]
+        steps = sum(result.speculative.steps for result in answered.results)
+        generated = sum(result.speculative.generated for result in answered.results)
+        return LoadPoint(
+            batch_size=answered.batch_size,
+            block_size=answered.block_size,
+            tau=generated / steps if steps else None,
+            plain_tokens_per_second=sum(time.plain_tokens for time in times)
+            / sum(time.plain_seconds for time in times),
+            tokens_per_second=sum(time.speculative_tokens for time in times)
+            / sum(time.speculative_seconds for time in times),
+            **self._speedup(answered),
+        )
+
+    def _speedup(self, answered: Answered) -> dict[str, Any]:
         return speedup([batch.time for batch in answered.batches], self.config.bootstrap, self.config.seed or 0)
 
     def _parts(self, way: str) -> dict[str, float]:
@@ -269,8 +294,8 @@ def metrics(report: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str,
         flat[f"eval/confidence_{name}"] = measured["confidence"][name]
     for name in ("plain_seconds", "speculative_seconds", "speedup", "speedup_low", "speedup_high"):
         flat[f"eval/{name}"] = measured[name]
-    for size, speeds in measured.get("speedup_by_batch", {}).items():
-        flat |= {f"eval/{name.replace('speedup', f'speedup_batch_{size}')}": value for name, value in speeds.items()}
+    if "load" in measured:
+        flat |= load_metrics(measured["load"], report["block_size"])
     for way in WAYS:
         flat[f"eval/{way}_tokens_per_second"] = measured[f"{way}_tokens"] / measured[f"{way}_seconds"]
     for part, seconds in measured["parts"]["speculative"].items():

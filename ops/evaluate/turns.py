@@ -1,7 +1,7 @@
 """Batches decoded plainly and speculatively in turns, and timed.
 
-The two ways alternate batch by batch, and every second batch begins with the other way, so that a slow moment
-of the machine, and the cost of the first of two passes over the same prompts, affect both equally.
+The ways, plain and speculative in blocks of each size, take turns batch by batch, and each batch begins with another
+way, so that a slow moment of the machine, and the cost of the first pass over the same prompts, affect all equally.
 Results are kept batch by batch in a journal, which survives a stop or a kill.
 """
 
@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import asdict, define, field, frozen
+from attrs import Factory, asdict, define, evolve, field, frozen
 
 from dsl.errors import StopRequested
 from dsl.stage import Stage
@@ -39,30 +41,51 @@ from ops.lib.target.model import Target
 
 @frozen
 class PromptResult:
-    """The answers to one prompt. random: with the untrained draft, if measured."""
+    """The answers to one prompt. random: with the untrained draft, if measured.
+
+    blocks: a further block size, in digits -> the speculative answer in blocks of it.
+    """
 
     id: str
     category: str
     plain: Decoded
     speculative: Decoded
     random: Decoded | None
+    blocks: Mapping[str, Decoded] = Factory(dict)
+
+    def in_blocks(self, size: int) -> PromptResult:
+        """The answers with the speculative one in blocks of another size."""
+        return evolve(self, speculative=self.blocks[str(size)], random=None, blocks={})
 
 
 @frozen
 class BatchResult:
-    """The answers of a batch, and its times. parts: "plain" and "speculative" -> part of the work -> seconds."""
+    """The answers of a batch, and its times. parts: "plain" and "speculative" -> part of the work -> seconds.
+
+    blocks: a further block size, in digits -> the same parts of speculative decoding in blocks of it.
+    """
 
     results: tuple[PromptResult, ...]
     time: BatchTime
     parts: Mapping[str, Mapping[str, float]]
+    blocks: Mapping[str, Mapping[str, float]] = Factory(dict)
+
+    def in_blocks(self, size: int) -> BatchResult:
+        """The batch as decoded in blocks of another size, beside the same plain answers."""
+        results = tuple(result.in_blocks(size) for result in self.results)
+        parts = self.blocks[str(size)]
+        tokens = sum(len(result.speculative.tokens) for result in results)
+        time = evolve(self.time, speculative_seconds=sum(parts.values()), speculative_tokens=tokens)
+        return BatchResult(results, time, {**self.parts, "speculative": parts})
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> BatchResult:
         results = []
         for row in values["results"]:
             answers = {way: row[way] and _decoded(row[way]) for way in ("plain", "speculative", "random")}
-            results.append(PromptResult(row["id"], row["category"], **answers))
-        return cls(tuple(results), BatchTime(**values["time"]), values["parts"])
+            blocks = {size: _decoded(answer) for size, answer in row["blocks"].items()}
+            results.append(PromptResult(row["id"], row["category"], **answers, blocks=blocks))
+        return cls(tuple(results), BatchTime(**values["time"]), values["parts"], values["blocks"])
 
 
 @define
@@ -111,72 +134,103 @@ def _decoded(values: Mapping[str, Any]) -> Decoded:
 
 WARM_UP_TOKENS = 1
 JOURNAL = "decoded"  # the beginning of the names of journals in the work folder
+WAYS = ("plain", "speculative")
 PARTS: tuple[Part, ...] = ("prefill", "draft", "verify")
 
 
 @frozen
 class Decoder:
-    """Decodes batches plainly and speculatively. untrained: a draft with random weights, or None."""
+    """Decodes batches plainly and speculatively. untrained: a draft with random weights, or None.
+
+    block_sizes: further ones, besides that of `use`.
+    """
 
     target: Target
     draft: DraftModel
     untrained: DraftModel | None
     use: DraftUse
     settings: DecodeSettings
+    block_sizes: Sequence[int] = ()
 
     def plain(self, samples: Sequence[TokenSample], clock: DecodeClock | None = None) -> list[Decoded]:
         return decode_plain_batch(self.target, samples, self.settings, clock)
 
     def speculative(
-        self, draft: DraftModel, samples: Sequence[TokenSample], clock: DecodeClock | None = None
+        self,
+        draft: DraftModel,
+        samples: Sequence[TokenSample],
+        clock: DecodeClock | None = None,
+        block_size: int | None = None,
     ) -> list[Decoded]:
-        return decode_speculative_batch(self.target, draft, samples, self.settings, self.use, clock)
+        use = self.use if block_size is None else evolve(self.use, block_size=block_size)
+        return decode_speculative_batch(self.target, draft, samples, self.settings, use, clock)
 
-    def batch(self, prompts: Sequence[Prompt], plain_first: bool) -> BatchResult:
-        """Decode one batch plainly and speculatively, with times, and then with the random draft, without."""
+    def batch(self, prompts: Sequence[Prompt], first: int) -> BatchResult:
+        """Decode one batch plainly and speculatively, with times, and then with the random draft, without.
+
+        first: the way that begins; a number beyond the last one counts on from the first.
+        """
         samples = [prompt.sample() for prompt in prompts]
         ways: dict[str, Callable[[DecodeClock], list[Decoded]]] = {
             "plain": lambda clock: self.plain(samples, clock),
             "speculative": lambda clock: self.speculative(self.draft, samples, clock),
         }
+        ways |= {
+            str(size): partial(self.speculative, self.draft, samples, block_size=size) for size in self.block_sizes
+        }
+        order = deque(ways)
+        order.rotate(-first)
         answers, seconds, parts = {}, {}, {}
-        for way in ways if plain_first else reversed(ways):
+        for way in order:
             answers[way], seconds[way], parts[way] = _timed(ways[way], self.target.device)
         by_chance: Sequence[Decoded | None] = [None] * len(samples)
         if self.untrained is not None:
             by_chance = self.speculative(self.untrained, samples)
-        tokens = {way: sum(len(answer.tokens) for answer in answers[way]) for way in answers}
+        tokens = {way: sum(len(answer.tokens) for answer in answers[way]) for way in WAYS}
+        further = [str(size) for size in self.block_sizes]
         results = (
-            PromptResult(prompt.id, prompt.category, plain, speculative, random)
-            for prompt, plain, speculative, random in zip(
-                prompts, answers["plain"], answers["speculative"], by_chance, strict=True
+            PromptResult(
+                prompt.id,
+                prompt.category,
+                answers["plain"][place],
+                answers["speculative"][place],
+                by_chance[place],
+                {size: answers[size][place] for size in further},
             )
+            for place, prompt in enumerate(prompts)
         )
         duration = BatchTime(seconds["plain"], tokens["plain"], seconds["speculative"], tokens["speculative"])
-        return BatchResult(tuple(results), duration, parts)
+        of_ways, of_blocks = ({way: parts[way] for way in chosen} for chosen in (WAYS, further))
+        return BatchResult(tuple(results), duration, of_ways, of_blocks)
 
     def warm_up(self, samples: Sequence[TokenSample]) -> None:
         """Decode a few tokens, so that initialisation on first use does not count for the first batch."""
-        brief = Decoder(
-            self.target, self.draft, None, self.use, DecodeSettings(WARM_UP_TOKENS, self.settings.temperature)
-        )
+        brief = evolve(self, settings=DecodeSettings(WARM_UP_TOKENS, self.settings.temperature))
         brief.plain(samples)
-        brief.speculative(self.draft, samples)
+        for size in (self.use.block_size, *self.block_sizes):
+            brief.speculative(self.draft, samples, block_size=size)
 
 
 @frozen
 class Answered:
     """Prompts with their results at a temperature, in the order of decoding, and the batches, of this size at most.
 
-    unasked: id and reason of each answer behind which the next prompt of its conversation could not be asked.
+    block_size: of the speculative answers. unasked: id and reason of each answer behind which the next prompt of its
+    conversation could not be asked.
     """
 
     temperature: float
     batch_size: int
+    block_size: int
     prompts: list[Prompt]
     results: list[PromptResult]
     batches: list[BatchResult]
     unasked: list[tuple[str, str]]
+
+    def in_blocks(self, size: int) -> Answered:
+        """The same prompts as decoded in blocks of another size, beside the same plain answers."""
+        results = [result.in_blocks(size) for result in self.results]
+        return evolve(self, block_size=size, results=results, batches=[batch.in_blocks(size) for batch in self.batches])
 
 
 def decode_conversations(
@@ -186,7 +240,7 @@ def decode_conversations(
 
     journal: the beginning of the names of the journals. Raises as `decode_in_turns`.
     """
-    found = Answered(decoder.settings.temperature, batch_size, [], [], [], [])
+    found = Answered(decoder.settings.temperature, batch_size, decoder.use.block_size, [], [], [], [])
     journals = (f"{journal}{turn or ''}.jsonl" for turn in count())
     while prompts:
         results, batches = decode_in_turns(decoder, prompts, batch_size, stage, next(journals))
@@ -219,7 +273,7 @@ def decode_in_turns(
         if stage.stop_requested():
             raise StopRequested(f"evaluation stopped; {done} of {len(prompts)} prompts are decoded and kept")
         batch = [prompts[place] for place in order[done : done + batch_size]]
-        journal.add(decoder.batch(batch, plain_first=len(journal.batches) % 2 == 0))
+        journal.add(decoder.batch(batch, first=len(journal.batches) % (2 + len(decoder.block_sizes))))
         stage.progress(journal.prompts_done, len(prompts))
     found = dict(zip(order, (result for batch in journal.batches for result in batch.results), strict=True))
     return [found[place] for place in range(len(prompts))], journal.batches

@@ -12,6 +12,7 @@ from attrs import evolve
 
 from dsl.finding import Finding, Level
 from ops.evaluate.intervals import ALL
+from ops.evaluate.load import load_text
 from ops.lib.report_sections import NOT_KNOWN, Section, interval_text, is_known, verdict
 
 CEILING = 0.95  # of block_size: a tau that can hardly rise
@@ -51,6 +52,8 @@ def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> I
         yield from _limits(report)
     if measured is not None:
         yield Section("time", _slowest(measured))
+    if measured is not None and "load" in measured:
+        yield Section("load", _under_load(measured["load"]), is_timed=True)
 
 
 def _against_random(report: Mapping[str, Any]) -> Finding:
@@ -126,6 +129,13 @@ def _against_plain(measured: Mapping[str, Any] | None) -> Finding:
     if high < 1:
         return verdict("good", f"{text}. It is slower", "error", SLOWER)
     return verdict("good", f"{text}. No difference is certain", "warning", UNCERTAIN, OF_PROMPTS)
+
+
+def _under_load(curve: Mapping[str, Any]) -> Finding:
+    text = f"measured in batches of {', '.join(str(best['batch_size']) for best in curve['best'])}: {load_text(curve)}"
+    if curve["costs_from"] is not None:
+        return verdict("limit", text, "warning", f"serve without it from {curve['costs_from']} concurrent requests")
+    return verdict("limit", text)
 
 
 def _lossless(report: Mapping[str, Any]) -> Finding:

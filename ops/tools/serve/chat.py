@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,38 @@ def ask(
     return read_answer(post(f"{url}/v1/chat/completions", body, key), dialect)
 
 
+def ask_streamed(
+    url: str, messages: Sequence[Mapping[str, Any]], max_tokens: int, key: str = "", dialect: Dialect = SGLANG
+) -> tuple[Answer, float | None]:
+    """The same answer, streamed, and the moment of its first text by `time.perf_counter`; None without a text.
+
+    Engines need not report verification steps of streamed answers, so `steps` may be 0. Raises ServerError.
+    """
+    body = {"messages": messages, "temperature": 0, "max_tokens": max_tokens, **dialect.request}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    url = f"{url}/v1/chat/completions"
+    whole: dict[str, Any] = {}
+    choice: dict[str, Any] = {}
+    text, first = "", None
+    with _reply(url, body, key) as reply:
+        for line in reply:
+            data = line.strip().removeprefix(b"data:").strip()
+            if not line.startswith(b"data:") or data == b"[DONE]":
+                continue
+            chunk = parse_json(data)
+            if not isinstance(chunk, dict) or "error" in chunk:
+                raise ServerError(f"{url}: the stream has an error: {json.dumps(chunk)[:500]}")
+            whole |= {name: value for name, value in chunk.items() if value and name != "choices"}
+            for part in chunk.get("choices") or ():
+                choice |= {name: value for name, value in part.items() if value}
+                delta = part.get("delta") or {}
+                said = delta.get("content") or delta.get("reasoning_content") or ""
+                if said and first is None:
+                    first = time.perf_counter()
+                text += said
+    return read_answer({**whole, "choices": [{**choice, "message": {"content": text}}]}, dialect), first
+
+
 def read_answer(response: Mapping[str, Any], dialect: Dialect = SGLANG) -> Answer:
     """Parse a server's answer. Raises ServerError for a response that is no chat completion."""
     try:
@@ -120,18 +154,25 @@ def read_answer(response: Mapping[str, Any], dialect: Dialect = SGLANG) -> Answe
 
 def post(url: str, body: Mapping[str, Any], key: str = "") -> dict[str, Any]:
     """Send a JSON request, and return the JSON response. Raises ServerError."""
+    with _reply(url, body, key) as response:
+        answer = parse_json(response.read())
+    if not isinstance(answer, dict):
+        raise ServerError(f"{url}: no JSON object but {json.dumps(answer)[:500]}")
+    return answer
+
+
+@contextmanager
+def _reply(url: str, body: Mapping[str, Any], key: str) -> Iterator[Any]:
+    """The reply to a JSON request, open for reading. Raises ServerError, also for what fails while it is read."""
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     try:
         with open_directly(request, timeout=ANSWER_WITHIN_S) as response:
-            answer = parse_json(response.read())
+            yield response
     except urllib.error.HTTPError as error:
         raise ServerError(f"{url}: {error.code}: {error.read().decode(errors='replace')[:500]}") from error
     except (OSError, HTTPException, ValueError) as error:
         raise ServerError(f"{url}: no answer ({error})") from error
-    if not isinstance(answer, dict):
-        raise ServerError(f"{url}: no JSON object but {json.dumps(answer)[:500]}")
-    return answer
 
 
 def tau_text(answer: Answer, dialect: Dialect = SGLANG) -> str:

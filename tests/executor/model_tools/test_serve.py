@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from chat_server import ChatServer, response
 from own_algorithm import known_slot_bias
 from ports import free_port
 from serve_cases import (
@@ -33,7 +34,7 @@ from serve_cases import (
     write_folder,
 )
 
-from dsl.errors import DataError, ServerError, StoreError
+from dsl.errors import ConfigError, DataError, ServerError, StoreError
 from dsl.finding import Finding
 from executor.model_tools.engines import ENGINES
 from executor.model_tools.serve import EngineServer
@@ -276,6 +277,69 @@ def test_check_shows_the_command_the_answer_and_the_accepted_length_and_stops_th
     assert [{"role": "user", "content": [{"type": "text", "text": "What is it?"}]}] == asked["messages"]
     assert (0, True) == (asked["temperature"], asked["return_meta_info"])
     assert [False, False] == [is_running(pid) for pid in case.processes()]
+
+
+def test_a_shorter_block_is_what_both_engines_get_and_a_longer_one_is_refused(tmp_path):
+    _store, run = found(tmp_path)
+    short = run.in_blocks(3)
+    commands = {name: engine.command(short, Address(port=1), []) for name, engine in ENGINES.items()}
+    assert "3" == commands["sglang"][commands["sglang"].index("--speculative-num-draft-tokens") + 1]
+    spoken = json.loads(commands["vllm"][commands["vllm"].index("--speculative-config") + 1])
+    assert 2 == spoken["num_speculative_tokens"]
+    for size in (1, 5):
+        with pytest.raises(ConfigError, match=rf"--block-size: must lie in 2\.\.4, which is the draft's, got {size}"):
+            run.in_blocks(size)
+    dspark = evolve(run, draft=evolve(run.draft, algorithm="DSPARK"))
+    ENGINES["vllm"].refuse_block_size(dspark)
+    with pytest.raises(ConfigError, match=r"SGLang reads the block of a DSPARK draft from its config\.json"):
+        ENGINES["sglang"].refuse_block_size(dspark)
+
+
+def test_the_best_blocks_of_the_evaluation_are_named_unless_a_block_is_chosen(tmp_path):
+    case = ServeCase(tmp_path)
+    record = find_record(case.store.records, case.run)
+    metrics = {"eval/best_block_batch_16": 2.0, "eval/best_block_batch_1": 4.0, "eval/best_block_batch": 3.0}
+    record.state.nodes["eval"].metrics.update(metrics)
+    record.save_all()
+    first = case.dflow("--check").stdout.splitlines()[0]
+    assert (
+        "best block by batch, as the evaluation measured it: 4 for batches of 1, 2 for batches of 16 (--block-size)"
+        == first
+    )
+    assert "--speculative-num-draft-tokens 2 " in case.dflow("--check", "--block-size", "2").stdout.splitlines()[0]
+
+
+def test_measure_writes_the_figures_of_each_concurrency_and_stops_the_server(tmp_path):
+    case = ServeCase(tmp_path)
+    result = case.dflow("--measure", "--max-tokens", "5", "--concurrency", "2", "1")
+
+    assert (0, "") == (result.returncode, result.stderr)
+    *_, first, second, where = result.stdout.splitlines()
+    assert ["concurrency 1: ", "concurrency 2: "] == [line[:15] for line in (first, second)]
+    file = case.store.records / case.run / f"load-{case.port}.json"
+    assert f"figures: {file}" == where
+    figures = json.loads(file.read_text())
+    assert ("SGLang", 4, ["b"], 5) == tuple(figures[name] for name in ("engine", "block_size", "prompts", "max_tokens"))
+    assert [(1, 16, 0, 4.0), (2, 16, 0, 4.0)] == [
+        tuple(level[name] for name in ("concurrency", "requests", "errors", "tau")) for level in figures["levels"]
+    ]
+    assert [False, False] == [is_running(pid) for pid in case.processes()]
+
+
+def test_a_server_that_runs_already_is_measured_and_stays(tmp_path):
+    case = ServeCase(tmp_path, version=None)
+    meta = {"spec_verify_ct": 2, "spec_accept_length": 4.5}
+    with ChatServer(lambda body: response("Blue.", usage={"completion_tokens": 9}, meta_info=meta)) as live:
+        result = case.dflow("--measure", "--url", live.url, "--plain-url", live.url, "--concurrency", "3")
+        port = live.url.partition("127.0.0.1:")[2].removesuffix("/v1")
+    assert (0, "") == (result.returncode, result.stderr)
+    [level] = json.loads((case.store.records / case.run / f"load-{port}.json").read_text())["levels"]
+    assert (3, 4.0, 16) == (level["concurrency"], level["tau"], level["plain"]["requests"])
+    alone = case.dflow("--url", "http://127.0.0.1:1", "--stream")
+    assert (1, "dflow: --url, --stream: only with --measure; add it, or leave this out\n") == (
+        alone.returncode,
+        alone.stderr,
+    )
 
 
 def test_without_a_run_the_newest_with_a_finished_draft_is_served_and_named(tmp_path):

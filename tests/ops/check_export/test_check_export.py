@@ -26,6 +26,7 @@ from executor.records.run_record import find_record
 from ops.artifacts import CheckedDraft
 from ops.check_export import live
 from ops.check_export.op import CheckExport
+from ops.check_export.outcome import Outcome, card_text
 from ops.check_export.plan import estimate
 from ops.check_export.served_prompts import LiveResult, LiveUnavailable, largest
 from ops.check_export.show import report as check_export_sections
@@ -82,6 +83,17 @@ def test_the_shipped_card_has_the_measured_lengths_where_the_exports_card_has_a_
         assert f"| {name} | {tau[name]['prompts']} | {tau[name]['tau']:.2f} |" in after
     assert before.partition("<!--")[0] == after.partition("<!--")[0]
     assert before.rpartition("-->")[2] == after.rpartition("-->")[2]
+
+
+def test_the_card_has_tau_by_block_where_the_evaluation_measured_several(gate_inputs):
+    report = read_json(gate_inputs["report"].path / "report.json")
+    taus = {"3": {"tau": 2.1, "low": 1.9, "high": 2.3}, "6": {"tau": 2.7, "low": None, "high": None}}
+    texts = [
+        card_text(Outcome(report=each, prompts=[], engine="DFLASH", served=None, skipped="off"))
+        for each in (report, report | {"tau_by_block": taus})
+    ]
+    added = "By block size, tau is 2.10 (1.90 to 2.30) in blocks of 3, 2.70 (-) in blocks of 6. Shorter blocks"
+    assert [False, True] == [added in text for text in texts]
 
 
 def test_the_card_tells_target_data_recipe_the_mlflow_run_and_the_command(gate_inputs):

@@ -221,6 +221,8 @@ def test_smaller_blocks_than_in_training_give_the_same_answers_in_more_steps(sta
 def test_larger_blocks_than_in_training_are_refused(draft, target, tokens, tmp_path):
     with pytest.raises(DataError, match=rf"block_size: must lie in 2\.\.{BLOCK}"):
         run_evaluate(tmp_path, draft, target, tokens, block_size=BLOCK + 1)
+    with pytest.raises(DataError, match=rf"block_sizes: must lie in 2\.\.{BLOCK}"):
+        run_evaluate(tmp_path, draft, target, tokens, block_sizes=(3, BLOCK + 1))
 
 
 def test_sampled_answers_have_a_tau_and_are_not_called_lossless(draft, target, tokens, tmp_path, capsys):
@@ -251,18 +253,85 @@ def test_temperatures_and_batch_sizes_are_measured_one_after_the_other(stage, dr
         alone_report = read_json(alone.out_dir / "report.json")
         assert alone_report["tau"]["all"] | {"lossless": None} == found[f"{temperature:g}"]
         shutil.rmtree(tmp_path / "alone")
-    assert {"1", "2", "4"} == set(measured["speedup_by_batch"])
-    assert measured["speedup"] == measured["speedup_by_batch"]["2"]["speedup"]
-    assert [measured["speedup_by_batch"]["4"]["speedup"]] == several.metric("eval/speedup_batch_4")
+    points = {point["batch_size"]: point for point in measured["load"]["points"]}
+    assert [1, 2, 4] == list(points)
+    assert measured["speedup"] == points[2]["speedup"]
+    assert [points[4]["speedup"]] == several.metric("eval/speedup_batch_4")
     assert [found["0.7"]["low"]] == several.metric("eval/tau_temperature_0.7_low")
     shown = {section.title: section.body.rows for section in parts(several.out_dir) if section.title != "Answers"}
     assert [("0", 0, 0), ("0.7", None, None), ("1", None, None)] == [
         (row[0], *row[3:]) for row in shown["tau by temperature"]
     ]
-    assert [1, 2, 4] == [row[0] for row in shown["Speed-up by batch size"]]
+    assert [1, 2, 4] == [row[0] for row in shown["Speed-up under load"]]
     again = run_evaluate(tmp_path, draft, target, tokens, **changes)  # all is in the journals
     assert content(several) == content(again)
     assert measured == read_json(again.out_dir / "measurements.json")
+
+
+def test_each_batch_size_is_measured_in_blocks_of_each_size_beside_one_plain_decoding(
+    stage, draft, target, tokens, tmp_path, monkeypatch
+):
+    counts = Counter()
+    decode_plain, decode_speculative = turns.decode_plain_batch, turns.decode_speculative_batch
+
+    def plain(target, samples, settings, *rest):
+        counts["plain"] += settings.max_new_tokens > turns.WARM_UP_TOKENS
+        return decode_plain(target, samples, settings, *rest)
+
+    def speculative(target, draft, samples, settings, use, *rest):
+        counts[len(samples), use.block_size] += settings.max_new_tokens > turns.WARM_UP_TOKENS
+        return decode_speculative(target, draft, samples, settings, use, *rest)
+
+    monkeypatch.setattr(turns, "decode_plain_batch", plain)
+    monkeypatch.setattr(turns, "decode_speculative_batch", speculative)
+    changes = {"block_sizes": (3, BLOCK, 4), "batch_sizes": (4,), "random_draft": False}
+    with pytest.raises(StopRequested, match="2 of 4 prompts are decoded and kept"):
+        run_evaluate(tmp_path, draft, target, tokens, stop_after=1, **changes)
+    several = run_evaluate(tmp_path, draft, target, tokens, **changes)
+    assert 2 + 1 == counts.pop("plain")
+    assert {(2, 3): 2, (2, 4): 2, (2, BLOCK): 2, (4, 3): 1, (4, 4): 1, (4, BLOCK): 1} == counts
+    report, measured = (read_json(several.out_dir / name) for name in ("report.json", "measurements.json"))
+    of_block = report["tau_by_block"]
+    before = read_json(stage.out_dir / "report.json")
+    assert ["3", "4", str(BLOCK)] == list(of_block)
+    assert before["tau"]["all"] | {"lossless": {"errors": 0, "ties": 0}} == of_block[str(BLOCK)]
+    assert before["tau"] == report["tau"]
+    small = run_evaluate(tmp_path / "small", draft, target, tokens, block_size=3, random_draft=False)
+    small_report = read_json(small.out_dir / "report.json")
+    assert small_report["tau"]["all"] | {"lossless": small_report["lossless"]} == of_block["3"]
+    assert [of_block["3"]["tau"]] == several.metric("eval/tau_block_3")
+    points = {(point["batch_size"], point["block_size"]): point for point in measured["load"]["points"]}
+    assert [(2, 3), (2, 4), (2, BLOCK), (4, 3), (4, 4), (4, BLOCK)] == list(points)
+    for batch in (2, 4):
+        assert 1 == len({points[batch, block]["plain_tokens_per_second"] for block in (3, 4, BLOCK)})
+        assert of_block["3"]["tau"] == points[batch, 3]["tau"] < points[batch, BLOCK]["tau"]
+    for point in points.values():
+        ratio = point["tokens_per_second"] / point["plain_tokens_per_second"]
+        assert ratio == pytest.approx(point["speedup"])
+    assert measured["speedup"] == points[2, BLOCK]["speedup"]
+    assert None is points[4, 3]["speedup_low"] is measured["load"]["best"][1]["pays"]
+    assert [points[4, 3]["speedup"]] == several.metric("eval/speedup_batch_4_block_3")
+    assert "load" in several.figures
+    shown = {section.title: section.body.rows for section in parts(several.out_dir) if section.title != "Answers"}
+    assert [row[:2] for row in shown["Speed-up under load"]] == list(points)
+    assert ["3", "4", str(BLOCK)] == [row[0] for row in shown["tau by block"]]
+    again = run_evaluate(tmp_path, draft, target, tokens, **changes)
+    assert content(several) == content(again)
+    assert measured == read_json(again.out_dir / "measurements.json")
+
+
+def test_an_answer_that_another_block_size_changes_is_a_loss(draft, target, tokens, tmp_path, monkeypatch):
+    decode = turns.decode_speculative_batch
+
+    def wrong(target, draft, samples, settings, use, *rest):
+        answers = decode(target, draft, samples, settings, use, *rest)
+        if use.block_size != 3:
+            return answers
+        return [attrs.evolve(one, tokens=(*one.tokens[:-1], 5)) for one in answers]
+
+    monkeypatch.setattr(turns, "decode_speculative_batch", wrong)
+    with pytest.raises(DataError, match=r"speculative decoding changed \d of 4 answers beyond a tie"):
+        run_evaluate(tmp_path, draft, target, tokens, random_draft=False, block_sizes=(3,))
 
 
 def test_an_answer_that_another_batch_size_changes_is_a_loss(draft, target, tokens, tmp_path, monkeypatch):

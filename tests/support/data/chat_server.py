@@ -48,18 +48,20 @@ def is_probe(body: Body) -> bool:
 
 @define(eq=False)
 class ChatServer:
-    """A server of chat completions while the context is open. `answer`: from a request's body to the response.
+    """A server of chat completions while the context is open. `answer`: from a request's body to the response, or to
+    the list of its chunks, which are streamed with `pause` seconds behind each.
 
     fault(body, attempt): the fault of this attempt at a request, counted from 0. asked: the bodies of all chat requests
     except probes, with their times; most: the largest number in flight; key: the API key that clients must send.
     """
 
-    answer: Callable[[Body], dict[str, Any]]
+    answer: Callable[[Body], dict[str, Any] | list[dict[str, Any]]]
     fault: Callable[[Body, int], Fault | None] = lambda body, attempt: None
     model: str = "talker"
     owner: str = "somebody"
     key: str | None = None
     delay: Callable[[Body], float] = lambda body: 0.0
+    pause: float = 0.0
     asked: list[tuple[float, Body]] = field(factory=list)
     most: int = 0
     _in_flight: int = 0
@@ -145,12 +147,26 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         status, headers, content = response
+        if isinstance(content, list):
+            self._stream(content)
+            return
         encoded = json.dumps(content).encode()
         self.send_response(status)
         for name, value in {**headers, "Content-Type": "application/json", "Content-Length": len(encoded)}.items():
             self.send_header(name, str(value))
         self.end_headers()
         self.wfile.write(encoded)
+
+    def _stream(self, chunks: Sequence[Body]) -> None:
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for chunk in chunks:
+            self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            time.sleep(self.chat.pause)
+        self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, *arguments: object) -> None:
         pass

@@ -31,8 +31,8 @@ class DraftUse:
         return cls(target_layer_ids=tuple(draft.target_layer_ids), mask_token_id=draft.mask_token_id, block_size=size)
 
 
-def block_size_mistake(draft: DraftConfig, size: int) -> str:
-    """A text on why a draft cannot decode in blocks of this size; empty if it can."""
+def block_size_mistake(draft: DraftConfig, size: int, field: str = "block_size") -> str:
+    """A text on why a draft cannot decode in blocks of this size; empty if it can. field: the name of the setting."""
     if 2 <= size <= draft.block_size:
         return ""
-    return f"block_size: must lie in 2..{draft.block_size}, which is the draft's in training, got {size}"
+    return f"{field}: must lie in 2..{draft.block_size}, which is the draft's in training, got {size}"
