@@ -57,7 +57,13 @@ PER_LAYER = {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 40
 OTHERS: Mapping[str, Mapping[str, Any]] = {
     "gemma2": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0},
     "gemma3_text": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
-    "gpt_oss": {"head_dim": 16, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {
+        "head_dim": 16,
+        "sliding_window": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "swiglu_limit": 7.0,  # as in published configs, which SGLang 0.5.21 reads; transformers knows it without
+    },
     "glm4": {"head_dim": 16},
     "deepseek_v3": {**MLA, **ROUTED},
     "granite": {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.25},
