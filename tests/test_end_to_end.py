@@ -299,11 +299,14 @@ def test_a_capture_and_a_training_killed_in_the_middle_end_with_the_same_bytes(t
 
 def test_a_search_killed_in_a_training_finds_the_best_trial_and_asked_again_does_nothing(store, undisturbed, tmp_path):
     store = shutil.copytree(store, tmp_path / "runs")
+    trust_store(store)
     before = {folder.name for folder in (store / "records").iterdir()}
     file, best = tmp_path / "tuned.toml", tmp_path / "tuned_best.toml"
     file.write_text(
         f"""
 extends = "{TINY}"
+[mlflow]
+tracking = false
 [node.train]
 eval_every = 4
 [tune]
