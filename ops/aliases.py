@@ -123,7 +123,8 @@ BY_NAMES: Mapping[str, Mapping[str, str] | str] = {
         "train_dflash.eval_new_tokens": "of the answers that measure tau",
     },
     "top_k": {
-        "regenerate_answers.extra_body": 'as a key of it, extra_body = { top_k = 20 }, with backend = "endpoint"'
+        "regenerate_answers.extra_body": 'as a key of it, extra_body = { top_k = 20 }, with backend = "endpoint"; '
+        'sampling = "checkpoint" takes it from generation_config.json'
     },
     "base_url": {"regenerate_answers.endpoint": 'with backend = "endpoint"'},
     "nproc_per_node num_gpus n_gpus_per_node world_size": {

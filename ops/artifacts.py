@@ -50,7 +50,8 @@ class ImageSamples(Artifact):
                         answer is learnt, of an id "ID@K" for the K-th answer of a conversation
     images-00000.bin    the packs of the ingested samples (hard links where the file system allows)
     summary.json        as in Samples, and dropped.csv
-    answered.json       where a target answered, how it was asked: {"enable_thinking"}
+    answered.json       where a target answered, how it was asked: {"enable_thinking", "history_reasoning"}, and
+                        "tools_as" where it is not "given"
     measurements.json   where a server answered: {"requests", "retries", "seconds", "server", ...} (outside the digest)
     """
 
@@ -67,6 +68,8 @@ class TokenShards(Artifact):
                                 "pixel_limits": {"min_pixels", "max_pixels"} of an image, null likewise,
                                 "images_of": the model type by whose own processor images were read, absent for Qwen's,
                                 "enable_thinking": as the chat template got it, null where it was not told,
+                                "tools_as": absent for "given", "tools_unlike": {engine: [what it does, ...]} where
+                                samples have tools that an engine's server would show otherwise,
                                 "shards": [{"file", "split", "samples", "tokens"}]}
     samples.jsonl               one object per sample, in shard order; with contexts = "served", a conversation may have
                                 several, of the ids "ID@K": K is the number of the first answer that is learnt in it
@@ -117,8 +120,8 @@ class TargetFeatures(Artifact):
                                 "hidden_size", "num_target_layers", "positions": "sequential", "backend":
                                 "huggingface" or "sglang", then with "backend_version" and, where it was given
                                 any, "server_args": {name: value},
-                                "final_hidden": bool, "mask_token_id", "image_backend" and "pixel_limits": as in
-                                tokens.json,
+                                "final_hidden": bool, "mask_token_id", "image_backend" and "pixel_limits", and perhaps
+                                "tools_as" and "tools_unlike": as in tokens.json,
                                 "shards": [{"file", "split", "samples", "tokens"}]}
     train-00000.safetensors     features dtype [T, len(target_layer_ids) * hidden_size], layers in the order of the ids;
                                 input_ids int32 [T]; loss_mask uint8 [T]; token_offsets int64 [N + 1]; where

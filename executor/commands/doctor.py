@@ -246,15 +246,15 @@ def _rebuilt_by(records: Sequence[Record], digest: str) -> str:
 
 def _probe_target(options: argparse.Namespace) -> int:
     """Measure a small random copy of a target, in a process of its own, and print each check."""
-    from ops.lib.target.probed import probe_of_copy
+    from ops.lib.target.probed import MEASURING_COPY, probe_of_copy
     from ops.tools.init.target import measured_config
 
     config, mistakes = measured_config(options.target)
     kind = config.get("model_type")
     with Activity() as activity:
-        activity.status("measuring a small random copy of the target")
+        activity.status(MEASURING_COPY)
         try:
-            probe = probe_of_copy(config)
+            probe = probe_of_copy(config, lambda name: activity.detail(f"{MEASURING_COPY}: {name}"))
         except DataError as error:
             raise DataError(f"{options.target}: nothing was measured on a copy: {error}") from error
     if options.json:

@@ -79,7 +79,7 @@ def main(options: argparse.Namespace) -> int:
             target = read_target(options.target)
             if not mistakes:  # what would be refused at the end is not measured, which takes long
                 with Activity() as activity:
-                    about = measured(target, activity.status)
+                    about = measured(target, activity.status, activity.detail)
     except DataError as error:
         mistakes.append(str(error))
     try:

@@ -188,12 +188,16 @@ def _coloured(text: str) -> str:
 
 
 def print_plan(graph: Graph, decisions: Mapping[str, Decision], note: str) -> None:
-    """Print a table of what is cached, what runs and why, what may stay cached; then a note."""
+    """Print a table of what is cached, what runs and why, what may stay cached; then a note. It has a column of digests
+    where the store has an artifact of a node.
+    """
+    has_digests = any(each.digest for each in decisions.values())
+    digests = {node_id: [shown_digest(each.digest) or "-"] * has_digests for node_id, each in decisions.items()}
     rows = [
-        (node_id, graph.nodes[node_id].op.name, WORDS[each.cache], shown_digest(each.digest), each.reason)
+        (node_id, graph.nodes[node_id].op.name, WORDS[each.cache], *digests[node_id], each.reason)
         for node_id, each in decisions.items()
     ]
-    print_lines(columns(("node", "op", "plan", "digest", "why"), rows))
+    print_lines(columns(("node", "op", "plan", *["digest"] * has_digests, "why"), rows))
     if any(decision.cache == "maybe" for decision in decisions.values()):
         print_lines(f"\n{WORDS['maybe']}: runs unless its inputs come out the same")
     if note:

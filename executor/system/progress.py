@@ -68,18 +68,27 @@ class BytesDone(_LiveLine):
 
 
 class Activity(_LiveLine):
-    """A progress line for steps: `status` shows the current step on stderr, `show` prints a result."""
+    """A progress line for steps: `status` shows the current step on stderr, `detail` how far it is, `show` prints a
+    result.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        self._shown_at = time.monotonic()
         super().__init__(columns, console or Console(stderr=True), "", None)
 
     def status(self, text: str) -> None:
+        self._shown_at = time.monotonic()
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=as_typed(printable(text)))
             self._bar.start()
         elif line := self._lines.line(text):
             print_lines(line, error=True)
+
+    def detail(self, text: str) -> None:
+        """Show how far the current step is: without a terminal only PLAIN_S after the last line or later."""
+        if self._bar is not None or time.monotonic() - self._shown_at >= PLAIN_S:
+            self.status(text)
 
     def show(self, text: str) -> None:
         """Print a result above the live progress line, which is hidden while it prints."""

@@ -16,7 +16,13 @@ from ops.check_export.conflicts import report_mistakes
 from ops.check_export.op import WORKERS, CheckExport, without_worker
 from ops.check_export.outcome import Outcome, card_text
 from ops.check_export.served_prompts import LiveResult, LiveUnavailable, Prompt
-from ops.export_draft.card import UNREAD, rotary_warning, with_measured, with_served_tag
+from ops.export_draft.card import (
+    UNREAD,
+    rotary_warning,
+    tool_form_warning,
+    with_measured,
+    with_served_tag,
+)
 from ops.lib.data.batching import spread_over_each
 from ops.lib.data.files import link_or_copy, read_json, read_jsonl, read_text, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
@@ -27,7 +33,7 @@ from ops.lib.drafts.backbone.serving_contract import CARD, SPECULATORS, check_se
 from ops.lib.forecasts import ReportForecast, by_field, refuse_conflicts
 from ops.lib.sglang.model_classes import not_run, served_class
 from ops.lib.sglang.serve_command import number_formats
-from ops.lib.sglang.version import require_sglang
+from ops.lib.sglang.version import require_sglang, versions_of
 from ops.lib.target.model import read_config
 from ops.lib.vision.family_config import is_qwen
 
@@ -47,11 +53,12 @@ def check_export(config: CheckExport, stage: Stage) -> None:
     rows = list(read_jsonl(stage.inputs["report"].path / "prompts.jsonl"))
     prompts = choose_prompts(config, stage, report, rows)
     served, skipped = serve(config, stage, prompts)
-    serving = read_json(draft.path / CONFIG)
+    serving, of_tokens = read_json(draft.path / CONFIG), read_json(tokens.path / "tokens.json")
     engine = algorithm_of(serving).engine
     target_config = read_config(target.path / "model")
     of_servers = (
-        *image_warnings(read_json(tokens.path / "tokens.json")),
+        *image_warnings(of_tokens),
+        *tool_warnings(of_tokens, serving),
         *server_arg_warnings(serving),
         *rotary_warnings(serving),
         *embedding_warnings(serving, target_config).values(),
@@ -156,6 +163,13 @@ def image_warnings(tokens: Mapping[str, Any]) -> list[str]:
         "the draft's images were prepared with pillow, and SGLang prepares them with torchvision, whose pixels differ "
         "if an image is resized: start the server with --image-processor-backend pil, as the model card does"
     ]
+
+
+def tool_warnings(tokens: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """A warning if the engines that the draft was exported for show tools otherwise than the training did."""
+    versions = versions_of(config["dflow"].get("engine"))
+    warning = tool_form_warning(tokens, versions, formats_of(config))
+    return [] if warning is None else [warning]
 
 
 def server_arg_warnings(config: Mapping[str, Any]) -> list[str]:

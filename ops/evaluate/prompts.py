@@ -34,6 +34,7 @@ from ops.inject_images.op import InjectImages
 from ops.lib.data.batching import spread_over_each
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.data.tool_forms import GIVEN
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, check_images_fit, check_patches_fit
@@ -194,7 +195,7 @@ def encoder_of(tokens: TokenShards, target: Target) -> ChatEncoder:
         trust_remote_code=trusts_own_code(tokens.path / "processor", target.info),
         image_backend=info["image_backend"] or "pillow",
     )
-    return ChatEncoder(processor, info.get("enable_thinking"))
+    return ChatEncoder(processor, info.get("enable_thinking"), tools_as=info.get("tools_as", GIVEN))
 
 
 def choose_prompts(config: Evaluate, stage: Stage, target: Target, encoder: ChatEncoder) -> list[Prompt]:

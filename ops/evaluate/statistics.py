@@ -23,6 +23,7 @@ Name = TypeVar("Name", int, str)
 POSITION_BINS = 16  # of an answer, at most, and tokens of the narrowest
 BINS = 10  # of the calibration
 FEWEST_TOKENS, LEAST_KINDS = 12, 4  # fewer tokens are no repetition; fewer distinct ones are a cycle
+LOOP_TOKENS, LOOP_ROUNDS = 64, 4  # of a loop, at least
 
 
 @frozen
@@ -250,8 +251,27 @@ def speedup(batches: Sequence[BatchTime], resamplings: int, seed: int) -> dict[s
 
 
 def is_repetition(tokens: Sequence[int]) -> bool:
-    """Whether the second half of an answer has fewer than LEAST_KINDS distinct tokens."""
-    return len(tokens) >= FEWEST_TOKENS and len(set(tokens[len(tokens) // 2 :])) < LEAST_KINDS
+    """Whether the second half of an answer has fewer than LEAST_KINDS distinct tokens, or the answer ends in a loop.
+
+    A loop is a sequence of any length at least LOOP_ROUNDS times in a row, over LOOP_TOKENS tokens or half of a shorter
+    answer. The EOS of an answer that ended belongs to no loop.
+    """
+    if len(tokens) < FEWEST_TOKENS:
+        return False
+    half = len(tokens) // 2
+    if len(set(tokens[half:])) < LEAST_KINDS:
+        return True
+    least = min(LOOP_TOKENS, half)
+    return any(
+        _ends_with_period(tokens, period, max(least, LOOP_ROUNDS * period))
+        for period in range(1, len(tokens) // LOOP_ROUNDS + 1)
+    )
+
+
+def _ends_with_period(tokens: Sequence[int], period: int, count: int) -> bool:
+    """Whether each of the last `count` tokens is the one a period before it, as far as that is one of them too."""
+    end = len(tokens)
+    return all(tokens[place] == tokens[place - period] for place in range(end - 1, end - count + period - 1, -1))
 
 
 def calibration(decoded: Sequence[Decoded]) -> dict[str, Any] | None:

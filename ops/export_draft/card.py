@@ -6,7 +6,7 @@ The accepted lengths, known only after the evaluation, are between two marks; `w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import Factory, frozen
@@ -189,12 +189,33 @@ def _serving(facts: CardFacts) -> str:
             f"The images of the training were prepared with {served.image_backend}. {engines} torchvision by "
             "default, and the two differ when an image is resized, so the command names that of the training."
         )
+    captured = facts.training["captured"] if facts.training is not None else {}
+    if warning := tool_form_warning(captured, served.versions, facts.formats):
+        text.append(f"{warning[0].upper()}{warning[1:]}.")
     if served.pixels:
         text.append(
             "Its images were limited to other sizes than the target's own, which the command names too: without them "
             "an image has another number of tokens than in the training."
         )
     return "\n\n".join(text)
+
+
+def tool_form_warning(tokens: Mapping[str, Any], versions: Iterable[str], formats: Collection[str]) -> str | None:
+    """A warning if engines show tools otherwise than the training did; None if it used the form of one of them.
+
+    tokens: tokens.json of the training, or what its features keep of that. versions: those of SGLang that may serve.
+    formats: those of the export.
+    """
+    engines = [f"sglang-{version}" for version in versions]
+    engines += [f"vllm-{VLLM_VERSION}"] if SPECULATORS in formats else []
+    unlike = {name: words for name, words in tokens.get("tools_unlike", {}).items() if name in engines}
+    if not unlike or tokens.get("tools_as") in engines:
+        return None
+    named = "; ".join(f"{name} {', '.join(words)}" for name, words in unlike.items())
+    return (
+        f"the chat template gets tools in another form from these engines than in the training ({named}): set tools_as "
+        "of tokenize_chat and regenerate_answers to the one that serves"
+    )
 
 
 def _draft_option(facts: CardFacts, path: str) -> DraftOption:

@@ -23,7 +23,8 @@ from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.sequence_parallel.target import ParallelTarget, answer_tokens
 from ops.lib.target.model import Target
 from ops.lib.training import rank_group
-from ops.regenerate_answers.decode import Sampling, generate
+from ops.regenerate_answers.decode import generate
+from ops.regenerate_answers.sampling import Sampling
 
 HELD_OUT = ("val", "test")
 
@@ -237,7 +238,7 @@ def count_right(
 def greedy_answers(target: Target, samples: Sequence[TokenSample], max_new_tokens: int) -> list[list[int]]:
     """The greedy answer to each sample's prompt, as far as max_new_tokens, without its EOS; one batch."""
     no_draws_BN = torch.zeros(len(samples), max_new_tokens, dtype=torch.float64)
-    answers = generate(target, [sample.prompt() for sample in samples], no_draws_BN, Sampling(max_new_tokens))
+    answers = generate(target, [sample.prompt() for sample in samples], no_draws_BN, Sampling())
     return [[token for token in answer if token not in target.eos_token_ids] for answer in answers]
 
 

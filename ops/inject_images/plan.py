@@ -17,7 +17,11 @@ def estimate(config: InjectImages, context: PlanContext) -> Estimate:
         forecast = SamplesForecast(identity=context.identity)
     else:
         forecast = SamplesForecast(
-            identity=context.identity, empty=source.empty, is_found=source.is_found, has_tools=source.has_tools
+            identity=context.identity,
+            empty=source.empty,
+            is_found=source.is_found,
+            has_images=source.has_images,
+            has_tools=source.has_tools,
         )
     if context.trial is None or source is None or source.samples is None:
         return Estimate(forecast=forecast)

@@ -23,15 +23,17 @@ from attrs import asdict, frozen
 from dsl.errors import DataError
 from dsl.estimate import PROMISED, Amount
 from dsl.op import Artifact, is_builtin
+from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import read_json, read_jsonl, read_object
 from ops.lib.data.sample_account import SPLITS, summary_splits
+from ops.lib.data.tool_forms import GIVEN
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.target.checkpoint_check import processor_folder_mistakes, quantised_bytes, running_mistake, sizes_in
 from ops.lib.target.probed import Probe, heeded, kept_probes
 from ops.lib.target.quantised import BY_SGLANG
 from ops.lib.target.same_target import is_same_target
 from ops.lib.target.sizes import TargetSizes, rope_limit, too_long
-from ops.lib.target.token_ids import foreign_tokens
+from ops.lib.target.token_ids import GENERATION, foreign_tokens
 from ops.lib.vision.family_config import is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, template_texts
 
@@ -71,7 +73,8 @@ class Counts:
 class TargetStated:
     """The facts that a target states: its config.json, image processor settings, and token ids, as far as known.
 
-    folder: the artifact's folder, once it exists.
+    generation: the settings of its generation_config.json, empty without one; None if not known. folder: the artifact's
+    folder, once it exists.
     """
 
     config: Mapping[str, Any]
@@ -80,6 +83,7 @@ class TargetStated:
     eos_token_ids: tuple[int, ...] | None = None
     pad_token_id: int | None = None
     image_settings: Mapping[str, Any] = {}
+    generation: Mapping[str, Any] | None = None
     folder: Path | None = None
 
     @classmethod
@@ -96,6 +100,7 @@ class TargetStated:
             eos_token_ids=tuple(info["eos_token_ids"]),
             pad_token_id=text_part(config).get("pad_token_id"),
             image_settings=image_settings(folder / "model")[1],
+            generation=read_settings(folder / "model" / GENERATION),
             folder=folder,
         )
 
@@ -189,11 +194,13 @@ class Answered:
 
     has_target: whether the target was a node's, None if unknown. target: its identity. chat_template: SHA-256 of the
     one given by the user. templates: SHA-256 of those in the processor's directory, None if unknown. processor: from
-    `pinned_model`. longest: tokens that no answer exceeds. An artifact only records enable_thinking, so that a server's
-    answers and those of a node's target can be the same artifact.
+    `pinned_model`. longest: tokens that no answer exceeds. An artifact only records how the target was asked, so that
+    a server's answers and those of a node's target can be the same artifact.
     """
 
     enable_thinking: bool | None
+    history_reasoning: str = "kept"
+    tools_as: str = GIVEN
     has_target: bool | None = None
     target: str | None = None
     chat_template: str | None = None
@@ -204,21 +211,28 @@ class Answered:
     @classmethod
     def read(cls, file: Path) -> Answered:
         """Read the settings from answered.json of an artifact."""
-        return cls(enable_thinking=read_object(file).get("enable_thinking"))
+        asked = read_object(file)
+        return cls(
+            enable_thinking=asked.get("enable_thinking"),
+            history_reasoning=asked.get("history_reasoning", "kept"),  # older artifacts have none
+            tools_as=asked.get("tools_as", GIVEN),
+        )
 
 
 @frozen(kw_only=True)
 class SamplesForecast:
     """A forecast of samples. empty: splits known to have none. samples: counted, after a trial.
 
-    is_found: whether `empty` was found in samples, rather than set by a config. answered: the settings, if a target
-    answered. has_tools: whether rows are known to have tools, by the first of them.
+    is_found: whether `empty` was found in samples, rather than set by a config. has_images: whether images were found
+    in them. answered: the settings, if a target answered. has_tools: whether rows are known to have tools, by the first
+    of them.
     """
 
     samples: Counts | None = None
     identity: str | None = None
     empty: frozenset[str] = frozenset()
     is_found: bool = False
+    has_images: bool = False
     answered: Answered | None = None
     has_tools: bool = False
 
@@ -230,6 +244,7 @@ class SamplesForecast:
             identity=identity,
             empty=frozenset() if counts is None else frozenset(split for split in SPLITS if not counts.get(split)),
             is_found=True,
+            has_images=any(folder.glob("images-*.bin")),
             answered=Answered.read(asked) if asked.is_file() else None,
             has_tools=rows.is_file() and any("tools" in row for row in islice(read_jsonl(rows), FIRST_ROWS)),
         )

@@ -11,6 +11,7 @@ from dsl.errors import DataError, NotKnown
 from dsl.estimate import Estimate, PlanContext
 from dsl.memory import free_memory
 from dsl.shown import shown_bytes
+from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.forecasts import TargetForecast, read_config, read_target_config
 from ops.lib.target.checkpoint_check import (
     chat_template_mistakes,
@@ -21,10 +22,10 @@ from ops.lib.target.checkpoint_check import (
     template_notes,
 )
 from ops.lib.target.checkpoint_files import WEIGHTS
-from ops.lib.target.probed import is_measured, kept_probes, measured_turns, shortened
+from ops.lib.target.probed import is_measured, kept_probes, measured_turns, measuring_time, shortened
 from ops.lib.target.quantised import method_of
 from ops.lib.target.sizes import ITEM_SIZES, named_dtype
-from ops.lib.target.token_ids import Vocabulary, mask_mistakes, mask_warning
+from ops.lib.target.token_ids import GENERATION, Vocabulary, mask_mistakes, mask_warning
 from ops.lib.vision.family_config import is_qwen, with_defaults
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR, image_settings, lacks_image_processor
 from ops.load_target.op import LoadTarget
@@ -82,7 +83,9 @@ def _measuring(
         return memory, ()
     copied = [] if target.config.get("auto_map") else ["a small random copy"]
     weights = f"its weights, {shown_bytes(size)} in float32"
-    if not is_loaded:
+    if is_loaded:
+        weights += f", {measuring_time(target.sizes.parameters, config.measure_minutes)}"
+    else:
         weights += ", where half of the free memory holds them: here it does not"
     notes = [f"measures what holds of the target on {' and on '.join([*copied, weights])} (docs/targets.md)"]
     if is_loaded and not measured_turns(target.sizes.parameters, config.measure_minutes):
@@ -103,6 +106,7 @@ def _ids(config: LoadTarget) -> dict[str, Any]:
     given = config.mask_token_id
     mask = vocabulary.known_mask_id if given is None else given
     return {
+        "generation": read_settings(directory / GENERATION),
         "mask_token_id": None if mask_mistakes(directory, given) else mask,
         "eos_token_ids": vocabulary.eos_token_ids,
         "pad_token_id": vocabulary.pad_token_id,

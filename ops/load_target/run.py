@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,16 @@ from ops.lib.target.model import Target, complete_config, describe_target, read_
 from ops.lib.target.no_memory import no_verdict
 from ops.lib.target.probe import probe_config, probe_weights
 from ops.lib.target.probed import (
-    COPY,
+    FEW_PASSES,
     MEASURED,
+    MEASURING_COPY,
+    PASSES,
     WEIGHTS,
     Probe,
     failed_checks,
     is_measured,
     measured_turns,
+    measuring_time,
     shortened,
 )
 from ops.lib.target.sizes import ITEM_SIZES
@@ -72,6 +77,19 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     write_json(stage.out_dir / MEASURED, {"probes": [probe.to_json() for probe in probes]})
 
 
+@contextmanager
+def _passes_shown(target: Target, expected: int, stage: Stage) -> Iterator[None]:
+    """Opens a context in which passes of a target are the progress of the stage; those beyond the expected are none."""
+    passes = count(1)
+    hook = target.model.base_model.register_forward_hook(
+        lambda *_: stage.progress(min(next(passes), expected), expected)
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def _probe(directory: Path, info: Mapping[str, Any], minutes: float, stage: Stage) -> list[Probe]:
     """Measure what holds of the target, on a small copy and, where half of the free memory holds them, on its weights.
 
@@ -83,7 +101,7 @@ def _probe(directory: Path, info: Mapping[str, Any], minutes: float, stage: Stag
     probes = []
     try:
         if not config.get("auto_map"):
-            stage.info(f"measuring {COPY} of the target")
+            stage.info(MEASURING_COPY)
             probes.append(probe_config(config))
     except DataError as error:
         stage.info(f"only the weights are measured: {error}")
@@ -92,7 +110,8 @@ def _probe(directory: Path, info: Mapping[str, Any], minutes: float, stage: Stag
     if mistake := running_mistake(config, directory):
         stage.info(f"the weights are not measured: {mistake}")
     elif is_measured(size, free_memory()):
-        stage.info(f"measuring {WEIGHTS} of the target, {shown_bytes(size)} in float32")
+        time = measuring_time(parameters, minutes)
+        stage.info(f"measuring {WEIGHTS} of the target, {shown_bytes(size)} in float32, {time}")
         turns = measured_turns(parameters, minutes)
         if not turns:
             say = stage.info if probes or is_qwen(config) else stage.warn
@@ -100,7 +119,8 @@ def _probe(directory: Path, info: Mapping[str, Any], minutes: float, stage: Stag
         try:
             with no_verdict(WEIGHTS):
                 target = Target.from_directory(directory, info)
-                probes.append(probe_weights(target, probes[0] if probes else None, turns))
+                with _passes_shown(target, PASSES if turns else FEW_PASSES, stage):
+                    probes.append(probe_weights(target, probes[0] if probes else None, turns))
         except DataError as error:
             if not is_qwen(config):
                 raise

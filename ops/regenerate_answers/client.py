@@ -38,7 +38,8 @@ from ops.lib.data.files import shown_json
 from ops.lib.data.proxies import Proxy, proxy_of
 from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.images import FORMATS, decode, orientation
-from ops.regenerate_answers.op import RegenerateAnswers, api_key
+from ops.regenerate_answers.op import DRAWN, RegenerateAnswers, api_key
+from ops.regenerate_answers.sampling import Sampling
 from ops.regenerate_answers.shards import Key
 from ops.tokenize_chat.habits import KEYS
 from ops.tokenize_chat.template import Messages, Tools, texts_of
@@ -88,6 +89,7 @@ class ChatClient:
     """
 
     config: RegenerateAnswers
+    sampling: Sampling
     info: Callable[[str], None]
     http: httpx.AsyncClient
     key: str | None
@@ -100,7 +102,7 @@ class ChatClient:
     _detecting: asyncio.Lock = field(factory=asyncio.Lock)
 
     @classmethod
-    def of(cls, config: RegenerateAnswers, info: Callable[[str], None]) -> ChatClient:
+    def of(cls, config: RegenerateAnswers, sampling: Sampling, info: Callable[[str], None]) -> ChatClient:
         """Create a client of the config's server, to be used as a context.
 
         Raises ConfigError if the variable of the API key is not set, or the environment's proxy cannot be used.
@@ -117,7 +119,7 @@ class ChatClient:
             verify=httpx.create_ssl_context(),
             limits=httpx.Limits(max_connections=config.concurrency, max_keepalive_connections=config.concurrency),
         )
-        return cls(config, info, client, key, proxy)
+        return cls(config, sampling, info, client, key, proxy)
 
     async def __aenter__(self) -> ChatClient:
         await self.http.__aenter__()
@@ -126,20 +128,30 @@ class ChatClient:
     async def __aexit__(self, *error: Any) -> None:
         await self.http.__aexit__(*error)
 
-    async def complete(self, messages: list[dict[str, Any]], seed: int | None, tools: Tools = ()) -> Reply:
+    async def complete(
+        self,
+        messages: list[dict[str, Any]],
+        seed: int | None,
+        tools: Tools = (),
+        prompt_ids: Sequence[int] | None = None,
+    ) -> Reply:
         """The server's answer to a conversation, which may call the tools.
 
-        Raises Refused if it refuses this one, DataError if it will never answer, and TransientError if it is down.
+        prompt_ids: the tokens of the prompt, to be read instead of messages and tools. Raises Refused if it refuses
+        this one, DataError if it will never answer, and TransientError if it is down.
         """
         async with self._detecting:  # the first one detects the server's dialect, the others wait for it
             if self._dialect is None:
                 self._dialect = await self._detect_dialect()
         drawn = {} if seed is None else {"seed": seed}
-        callable_tools = {"tools": list(tools), "tool_choice": "auto"} if tools else {}
-        shared = parameters(self.config, self._dialect)
-        body = {**shared, "messages": _with_own_keys(messages, self._dialect), **callable_tools, **drawn}
+        if prompt_ids is None:
+            callable_tools = {"tools": list(tools), "tool_choice": "auto"} if tools else {}
+            path, prompt = CHAT, {"messages": _with_own_keys(messages, self._dialect), **callable_tools}
+        else:
+            path, prompt = prompt_by_ids(prompt_ids, self._dialect)
+        body = {**parameters(self.config, self.sampling, self._dialect), **prompt, **drawn}
         try:
-            return await self._chat(body, self.config.retries)
+            return await self._request("POST", path, read_reply, body, self.config.retries)
         except _Rejected as fault:
             if fault.status in NEVER or fault.status < 400:
                 raise DataError(self._refusal(fault)) from fault
@@ -166,8 +178,21 @@ class ChatClient:
         owner = self.models.get(str(self.config.model), "")
         by_owner = owner if owner in ("sglang", "vllm") else "openai"
         dialect = by_owner if self.config.dialect == "auto" else self.config.dialect
+        if dialect == "openai":
+            self._check_parameters(owner)
         await self._ask_trivial(dialect, self.config.retries)
         return dialect
+
+    def _check_parameters(self, owner: str) -> None:
+        """Check that OpenAI's own parameters are enough for the config. Raises DataError."""
+        needed = ['prompts = "ids"'] if self.config.prompts == "ids" else []
+        needed += [f"{name} = {value:g}" for name in DRAWN if (value := getattr(self.sampling, name))]
+        if needed:
+            raise DataError(
+                f'{self.config.endpoint} gets OpenAI\'s parameters only (the owner of "{self.config.model}" is '
+                f'"{owner}"), and these have no {" and no ".join(needed)}: if it is SGLang or vLLM, set dialect to '
+                '"sglang" or "vllm", else leave out prompts = "ids" and sampling = "checkpoint"'
+            )
 
     async def _ask_trivial(self, dialect: str, retries: int) -> None:
         """Request one token in answer to a short question, with the parameters of all requests, as a test.
@@ -175,15 +200,13 @@ class ChatClient:
         Raises DataError if the server rejects it, and TransientError without an answer.
         """
         question = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+        body = {**parameters(self.config, self.sampling, dialect), **question}
         try:
-            await self._chat({**parameters(self.config, dialect), **question}, retries)
+            await self._request("POST", CHAT, read_reply, body, retries)
         except _Rejected as fault:
             raise DataError(self._refusal(fault)) from fault
         except _NoAttemptLeft as fault:
             raise TransientError(self._down(str(fault))) from fault
-
-    async def _chat(self, body: Mapping[str, Any], retries: int) -> Reply:
-        return await self._request("POST", "chat/completions", read_reply, body, retries)
 
     async def _request(
         self, method: str, path: str, read: Callable[[Any], T], body: Mapping[str, Any] | None, retries: int
@@ -332,18 +355,16 @@ def _served_models(data: Any) -> dict[str, str]:
         return {}
 
 
-# Otherwise a checkpoint's generation_config.json sets what a request omits, even a repetition penalty with greedy
-# decoding; and the text may lack special tokens and thoughts, which the token ids contain.
-_NEUTRAL_SAMPLING = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+CHAT = "chat/completions"
+# Otherwise the text may lack special tokens and thoughts, which the token ids contain.
 DIALECTS: dict[str, dict[str, Any]] = {
     "openai": {},
     "sglang": {
-        **_NEUTRAL_SAMPLING,
         "skip_special_tokens": False,
         "separate_reasoning": False,
         "return_token_ids": True,
     },
-    "vllm": {**_NEUTRAL_SAMPLING, "skip_special_tokens": False, "return_token_ids": True},
+    "vllm": {"skip_special_tokens": False, "return_token_ids": True},
 }
 REASONING = "reasoning_content"  # the key of a message; vLLM's is "reasoning"
 CALLED = ("tool_calls", "function_call")  # of answers that end with calls
@@ -378,18 +399,32 @@ class Reply:
         return f"{thought}\n{END_OF_THOUGHT}\n\n{self.text}" if self.text or self.called else thought
 
 
-def parameters(config: RegenerateAnswers, dialect: str) -> dict[str, Any]:
+def parameters(config: RegenerateAnswers, sampling: Sampling, dialect: str) -> dict[str, Any]:
     """The parameters that all requests to the server share."""
-    thinking = {} if config.enable_thinking is None else {"enable_thinking": config.enable_thinking}
+    renders = config.enable_thinking is not None and config.prompts == "messages"
+    # Otherwise a checkpoint's generation_config.json sets what a request omits, even a repetition penalty with greedy
+    # decoding.
+    drawn = {"top_k": sampling.top_k or -1, "min_p": sampling.min_p, "repetition_penalty": 1.0}
     return {
         "model": config.model,
         "max_tokens": config.max_new_tokens,
-        "temperature": config.temperature,
-        "top_p": config.top_p,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        **({} if dialect == "openai" else drawn),
         **DIALECTS[dialect],
-        **({"chat_template_kwargs": thinking} if thinking else {}),
+        **({"chat_template_kwargs": {"enable_thinking": config.enable_thinking}} if renders else {}),
         **(config.extra_body or {}),
     }
+
+
+def prompt_by_ids(ids: Sequence[int], dialect: str) -> tuple[str, dict[str, Any]]:
+    """The path of a request for an answer to a prompt of these tokens, and the keys with them.
+
+    SGLang renders nothing where a chat has `input_ids`, though it wants a message; vLLM's chat has no ids.
+    """
+    if dialect == "sglang":
+        return CHAT, {"messages": [{"role": "user", "content": ""}], "input_ids": list(ids)}
+    return "completions", {"prompt": list(ids)}
 
 
 def request_seed(seed: int, key: Key) -> int:
@@ -468,7 +503,8 @@ def read_reply(data: Any) -> Reply:
     """
     try:
         choice, usage = data["choices"][0], data.get("usage") or {}
-        message, finish_reason = choice["message"], choice["finish_reason"]
+        message, finish_reason = choice.get("message"), choice["finish_reason"]
+        message = {"content": choice["text"]} if message is None else message  # the completions have no message
         text, thought = message.get("content"), message.get("reasoning_content") or message.get("reasoning")
         called = message.get("tool_calls")
         ids = [choice.get("response_token_ids"), choice.get("token_ids")]

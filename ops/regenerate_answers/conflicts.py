@@ -12,13 +12,14 @@ from ops.lib.forecasts import SamplesForecast, TargetStated, pixels_misfit
 from ops.lib.target.sizes import context_length, positions_field
 from ops.lib.vision.family_config import text_part
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.sampling import Sampling
 
 A_SERVER = 'let a server answer, with backend = "endpoint"'
 
 
 def conflicts(config: RegenerateAnswers, forecast: Mapping[str, Any]) -> dict[str, str]:
-    """Conflicts by field: splits without samples, limits beyond the target's context, excluded pixel limits, quantised
-    weights that transformers does not run.
+    """Conflicts by field: splits without samples, images in prompts by ids, a checkpoint that recommends no sampling,
+    limits beyond the target's context, excluded pixel limits, quantised weights that transformers does not run.
 
     Empty if the data's answers are kept.
     """
@@ -29,11 +30,31 @@ def conflicts(config: RegenerateAnswers, forecast: Mapping[str, Any]) -> dict[st
         return wrong
     if samples is not None and samples.empty.issuperset(config.splits):
         wrong["splits"] = f"no samples in the splits {', '.join(config.splits)}: nothing to answer"
+    if samples is not None and samples.has_images and config.prompts == "ids":
+        wrong["prompts"] = (
+            'prompts = "ids" are prompts of texts only, and the samples have images: set prompts = "messages", or '
+            "remove the samples with images"
+        )
+    if (
+        target is not None
+        and target.generation is not None
+        and (mistake := sampling_mistake(config, target.generation))
+    ):
+        wrong["sampling"] = mistake
     if target is not None and (mistake := context_mistake(config, target.text)):
         wrong["max_prompt_tokens"] = mistake
     if target is not None and config.backend == "huggingface" and (mistake := target.running_mistake(A_SERVER)):
         wrong["target"] = mistake
     return wrong | pixels_misfit(target, config.min_pixels, config.max_pixels)
+
+
+def sampling_mistake(config: RegenerateAnswers, generation: Mapping[str, Any]) -> str:
+    """A text on why a checkpoint's sampling cannot be used; empty if it can, or need not. generation: its settings."""
+    try:
+        Sampling.of(config, generation)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def check_context(config: RegenerateAnswers, checkpoint: Path) -> None:

@@ -34,15 +34,19 @@ from ops.regenerate_answers.shards import Answer, Key, turns_of
 from ops.tokenize_chat.channels import split_call, without_channels
 from ops.tokenize_chat.contexts import SHORT_IDS, as_shown, calls_text
 from ops.tokenize_chat.encode import LAST, ChatEncoder, load_images, num_images, prompt_ids, prompt_sample
-from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Tools
+from ops.tokenize_chat.template import SPECIAL_IN_TEXT, Messages, Tools, value_or_unusable
 
 
 @frozen
 class Prompts:
-    """The target's chat encoder for prompts of samples. folder: that of their image packs."""
+    """The target's chat encoder for prompts of samples.
+
+    folder: that of their image packs. keeps_reasoning: whether prompts have the reasoning of earlier answers.
+    """
 
     encoder: ChatEncoder
     folder: Path
+    keeps_reasoning: bool = True
 
     @classmethod
     def load(cls, config: RegenerateAnswers, target: TargetModel | None, folder: Path) -> Prompts:
@@ -64,9 +68,9 @@ class Prompts:
             chat_template=read_chat_template(config.chat_template),
         )
         check_context(config, Path(source))  # after the checks of what the directory links to
-        encoder = ChatEncoder(processor, config.enable_thinking)
+        encoder = ChatEncoder(processor, config.enable_thinking, tools_as=config.tools_as)
         encoder.last_only = encoder.template.has_channels  # such a template closes no earlier answer
-        return cls(encoder, folder)
+        return cls(encoder, folder, config.history_reasoning == "kept")
 
     @property
     def warnings(self) -> list[str]:
@@ -85,7 +89,7 @@ class Prompts:
 
     def shown(self, messages: Messages) -> Messages:
         """The messages as a server gives them to the chat template: reasoning is under the key that it shows."""
-        return as_shown(self.encoder.habits, messages, keeps_reasoning=True)[1]
+        return as_shown(self.encoder.habits, messages, self.keeps_reasoning)[1]
 
     def opens_thought(self, row: dict[str, Any]) -> bool:
         """Whether the generation prompt after a row's messages opens a thought, so that answers lack the tag."""
@@ -173,10 +177,22 @@ class Prompts:
         tags = (tag for pair in self.encoder.habits.thoughts for tag in pair)
         return token in self.encoder.headers and token not in tags
 
-    def count(self, messages: Messages, tools: Tools) -> int:
-        """Tokens of the last answer in tokenize_chat, EOS included. Raises Unusable."""
-        encoded = self.encoder.encode(messages, tools=tools)
-        return int(encoded.loss_mask[encoded.prompt_tokens :].sum())
+    def count(self, sample_id: str, messages: Messages, tools: Tools, is_cut: bool) -> int | None:
+        """Tokens of the last answer in served contexts, without EOS; None where the template does not show it whole.
+
+        is_cut: whether it was cut off, so that it may end inside a thought. Raises Unusable for special tokens.
+        """
+        cut = [False] * (sum(message["role"] == "assistant" for message in messages) - 1) + [is_cut]
+        [served] = self.encoder.of_last.serve_batch([messages], [cut], [sample_id], [tools], self.keeps_reasoning)
+        if isinstance(served, Unusable):
+            if served.reason == SPECIAL_IN_TEXT:
+                raise served
+            return None
+        encoded = value_or_unusable(self.encoder.encode_context, messages, served.contexts[-1])
+        if isinstance(encoded, Unusable):
+            return None
+        last = encoded.input_ids[encoded.loss_mask][-1:].tolist()
+        return encoded.loss_tokens - any(token in self.encoder.processor.eos_token_ids for token in last)
 
     def length(self, text: str) -> int:
         """The number of tokens of a text."""

@@ -188,10 +188,11 @@ class EndpointAnswerer:
             if request.tokens > self.config.max_prompt_tokens:
                 conversation.drop(LONG_PROMPT, f"{request.tokens} tokens")
                 return
-            drawn = self.config.temperature > 0
+            drawn = self.client.sampling.temperature > 0
             seed = request_seed(self.config.seed or 0, conversation.key) if drawn else None
+            ids = request.prompt_ids if self.config.prompts == "ids" else None
             try:
-                reply = await self.client.complete(request.messages, seed, request.tools)
+                reply = await self.client.complete(request.messages, seed, request.tools, ids)
             except Refused as fault:
                 self._refused(conversation, fault, journal)
                 return
@@ -242,23 +243,34 @@ class EndpointAnswerer:
             return conversation.judged(answer, lambda _: self.prompts.takes(written, ids))
         if reply.tokens is None:
             return conversation.judged(answer, lambda _: True)
-        cut = end != "stop"
+        is_cut, name = end != "stop", conversation.row["id"]
+        said_tokens = reply.tokens - (not is_cut)  # without EOS, which some templates write only before the next turn
         return conversation.judged(
-            answer, lambda messages: self.prompts.count(messages, request.tools) - cut == reply.tokens
+            answer, lambda messages: self.prompts.count(name, messages, request.tools, is_cut) == said_tokens
         )
 
     def _prompted_differently(self, conversation: Conversation, request: Request, reply: Reply) -> bool:
-        """Whether the server reports that it read other prompt tokens. The user is told once."""
+        """Whether the server reports that it read other prompt tokens. The user is told once.
+
+        Raises DataError if ids were sent.
+        """
         if reply.prompt_ids is not None and not request.has_images:
             differently = reply.prompt_ids != request.prompt_ids
         else:  # engines replace image tokens by values of their own
             differently = reply.prompt_tokens is not None and reply.prompt_tokens != request.tokens
+        if differently and self.config.prompts == "ids":
+            raise DataError(
+                f'{self.config.endpoint} did not read the ids of sample "{conversation.row["id"]}", but a prompt of '
+                f"{reply.prompt_tokens} tokens instead of {request.tokens}: a server that takes `input_ids` in chats "
+                '(SGLang) or ids as `prompt` of completions (vLLM) is needed, or prompts = "messages"'
+            )
         if differently and not self._warned:
             self._warned = True
+            form = ", and set tools_as" if request.tools else ""
             self.client.info(
                 f'the server reads another prompt of sample "{conversation.row["id"]}" ({reply.prompt_tokens} '
                 f"tokens) than dflow renders here ({request.tokens}): compare its chat template, its image "
-                "sizes and enable_thinking. Answers to other prompts are worse to learn from"
+                f"sizes and enable_thinking{form}. Answers to other prompts are worse to learn from"
             )
         return differently
 

@@ -19,8 +19,9 @@ from ops.lib.data.shared_shards import waited
 from ops.lib.drafts.decoding.sampling import uniform_draws
 from ops.lib.target.model import Target
 from ops.regenerate_answers.conversations import LONG_PROMPT, Conversation, Prompts
-from ops.regenerate_answers.decode import Sampling, generate
+from ops.regenerate_answers.decode import generate
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.sampling import Sampling
 from ops.regenerate_answers.shards import Answer, Journal, Progress, Shard
 
 
@@ -31,6 +32,7 @@ class Answerer:
     config: RegenerateAnswers
     target: Target
     prompts: Prompts
+    sampling: Sampling
     stop_requested: Callable[[], bool]
     progress: Progress
 
@@ -94,8 +96,7 @@ class Answerer:
         config = self.config
         draws = [uniform_draws(config.seed or 0, *each.key, config.max_new_tokens) for each in batch]
         prompts = [self.prompts.sample(each.asked) for each in batch]
-        sampling = Sampling(config.max_new_tokens, config.temperature, config.top_p)
-        generate(self.target, prompts, torch.stack(draws), sampling, after_step)
+        generate(self.target, prompts, torch.stack(draws), self.sampling, after_step)
 
     def _answer(self, conversation: Conversation, tokens: list[int]) -> Answer:
         stopped = bool(tokens) and tokens[-1] in self.target.eos_token_ids

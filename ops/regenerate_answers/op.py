@@ -13,6 +13,7 @@ from dsl.convert import Given, Needs, Only
 from dsl.errors import ConfigError
 from dsl.op import field, op, seed_field
 from ops.artifacts import ImageSamples, TargetModel
+from ops.lib.data.tool_forms import GIVEN, ToolsAs
 from ops.lib.vision.processor_files import ordered_pixels
 
 # Parameters that the op's fields set, or that would change the form of the response.
@@ -38,6 +39,8 @@ NEEDS_TARGET = Needs(
     ("target",),
 )
 ENDPOINT_ONLY = Only("backend", "endpoint", "'{name}' is for backend = \"endpoint\" only")
+DRAWN = ("top_k", "min_p")  # of extra_body, which the checkpoint sets with sampling = "checkpoint"
+BY_FIELDS = Only("sampling", "greedy", "'{name}' is the checkpoint's with sampling = \"checkpoint\": leave it out")
 NO_SERVER = Only("backend", "huggingface", "'{name}' is set on the server with backend = \"endpoint\": leave it out")
 
 
@@ -137,12 +140,18 @@ class RegenerateAnswers:
     splits: tuple[Literal["train", "val", "test"], ...] = field(
         default=("train", "val"), help="the splits to answer again; samples of other splits stay unchanged"
     )
+    sampling: Literal["greedy", "checkpoint"] = field(
+        default="greedy",
+        keyed_default=False,
+        help='"greedy": the most likely token, unless temperature is set; "checkpoint": drawn with temperature, top_p, '
+        "top_k and min_p of the target's generation_config.json",
+    )
     temperature: float = field(
-        default=0.0, validator=validators.ge(0), help="of the sampling; 0: the most likely token"
+        default=0.0, validator=[validators.ge(0), BY_FIELDS], help="of the sampling; 0: the most likely token"
     )
     top_p: float = field(
         default=1.0,
-        validator=validators.and_(validators.gt(0), validators.le(1)),
+        validator=[validators.gt(0), validators.le(1), BY_FIELDS],
         help="sample among the most likely tokens that together reach this probability",
     )
     max_new_tokens: int = field(default=1024, validator=validators.ge(1), help="tokens of one answer, its EOS included")
@@ -151,6 +160,12 @@ class RegenerateAnswers:
     )
     enable_thinking: bool | None = field(
         default=None, help="for chat templates that have it; default: that of the template"
+    )
+    tools_as: ToolsAs = field(
+        default=GIVEN,
+        keyed_default=False,
+        help="the form of tools in prompts that are rendered here: that of the data, or that in which the server of an "
+        "engine writes them",
     )
     min_pixels: int | None = field(
         default=None, validator=validators.optional(validators.ge(1)), help="default: the processor's own"
@@ -166,6 +181,13 @@ class RegenerateAnswers:
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", validator=NO_SERVER, help="of the forward pass"
     )
+    prompts: Literal["messages", "ids"] = field(
+        default="messages",
+        validator=ENDPOINT_ONLY,
+        keyed_default=False,
+        help='what a server gets: "messages", which it renders itself, or the token "ids" of dflow\'s own prompt '
+        "(SGLang and vLLM, texts only); calls then come as text",
+    )
     history: History = field(
         default="own",
         keyed_default=False,
@@ -177,6 +199,12 @@ class RegenerateAnswers:
         keyed_default=False,
         help='the data\'s results of calls are used where the target calls the same functions ("same_name"), with the '
         'same arguments too ("same_call"), or never ("none"); else a conversation ends with the target\'s call',
+    )
+    history_reasoning: Literal["kept", "dropped"] = field(
+        default="kept",
+        keyed_default=False,
+        help='whether prompts have the reasoning of earlier answers: "dropped" if clients do not send it back; '
+        "tokenize_chat needs the same",
     )
     finish_reasons: tuple[Literal["stop", "length"], ...] = field(
         default=("stop",),
@@ -190,6 +218,12 @@ class RegenerateAnswers:
         default=None,
         validator=validators.optional(validators.ge(1)),
         help="samples with a longer answer are dropped; EOS counts",
+    )
+    drop_repetitions: bool = field(
+        default=False,
+        keyed_default=False,
+        help="drop samples with an answer that repeats itself, such as one that was cut in a loop; answers whose ids a "
+        "server does not report are not examined",
     )
     drop_retokenised: bool = field(
         default=False,
@@ -231,6 +265,13 @@ class RegenerateAnswers:
                 'backend = "endpoint" needs either a target or a processor (checkpoint directory or model id): prompts '
                 "are counted, and answers compared, with the target's own tokenizer and chat template"
             )
+        if self.prompts == "ids" and self.dialect == "openai":
+            yield (
+                'prompts = "ids" needs the requests of SGLang or vLLM, and dialect = "openai" has no ids: set dialect '
+                'to that of the server, or prompts = "messages"'
+            )
+        if drawn := [name for name in DRAWN if self.sampling == "checkpoint" and name in (self.extra_body or {})]:
+            yield f'extra_body may not contain {", ".join(drawn)} with sampling = "checkpoint", which sets it'
         if own := [name for name in OWN_PARAMETERS if name in (self.extra_body or {})]:
             yield f"extra_body may not contain {', '.join(own)}: set the op's own fields"
 

@@ -10,6 +10,7 @@ from attrs import evolve
 
 from dsl.errors import ConfigError, DataError
 from dsl.estimate import Amount, Estimate, Growth, PlanContext
+from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import read_jsonl
 from ops.lib.data.proxies import proxy_of
 from ops.lib.forecasts import (
@@ -32,8 +33,9 @@ from ops.lib.target.checkpoint_check import (
     thinking_mistakes,
 )
 from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.target.token_ids import GENERATION
 from ops.lib.thread_table import threads_of_decoding
-from ops.regenerate_answers.conflicts import check_context
+from ops.regenerate_answers.conflicts import check_context, sampling_mistake
 from ops.regenerate_answers.op import RegenerateAnswers, api_key
 
 HARDLY_TRAINED = (
@@ -52,11 +54,13 @@ def smoke(config: RegenerateAnswers, samples: int) -> dict[str, Any]:
     A target trained for a few steps may repeat one token without text, and its answers do not end.
     """
     return {
+        "sampling": "greedy",
         "temperature": max(config.temperature, 1.0),
         "top_p": min(config.top_p, 0.5),
         "finish_reasons": ("stop", "length"),
         "min_answer_tokens": 1,
         "max_answer_tokens": None,
+        "drop_repetitions": False,
         "drop_retokenised": False,
         "max_dropped": None,
     }
@@ -106,6 +110,8 @@ def _trial_notes(config: RegenerateAnswers, artifact: Path, target: TargetForeca
 def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesForecast | None) -> SamplesForecast:
     answered = Answered(
         enable_thinking=config.enable_thinking,
+        history_reasoning=config.history_reasoning,
+        tools_as=config.tools_as,
         has_target=config.target is not None,
         target=identity_of(context.inputs["target"]),
         chat_template=template_digest(config.chat_template),
@@ -116,7 +122,14 @@ def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesFo
     if context.artifact is not None:
         made = SamplesForecast.read(context.artifact, context.identity)
         if made.answered is not None:  # it holds how they were generated, and the node where
-            made = evolve(made, answered=evolve(answered, enable_thinking=made.answered.enable_thinking))
+            own = made.answered
+            answered = evolve(
+                answered,
+                enable_thinking=own.enable_thinking,
+                history_reasoning=own.history_reasoning,
+                tools_as=own.tools_as,
+            )
+            made = evolve(made, answered=answered)
         return made
     return SamplesForecast(
         identity=context.identity,
@@ -143,7 +156,8 @@ def missing_here(config: RegenerateAnswers) -> dict[str, str]:
     """Things that are missing on this machine or in the processor's files, by field.
 
     They are: torchvision, if it resizes images; the server's API key; files of the processor; a chat template that
-    reads enable_thinking, if set; fitting pixel limits; and enough context. Empty if the data's answers are kept.
+    reads enable_thinking, if set; fitting pixel limits; the checkpoint's sampling, if used; and enough context. Empty
+    if the data's answers are kept.
     """
     if config.answers == "data":
         return {}
@@ -164,6 +178,9 @@ def missing_here(config: RegenerateAnswers) -> dict[str, str]:
             check_context(config, Path(config.processor))
         except DataError as error:
             missing["max_prompt_tokens"] = str(error)
+        generation = Path(config.processor) / GENERATION
+        if Path(config.processor).is_dir() and (mistake := sampling_mistake(config, read_settings(generation))):
+            missing["sampling"] = mistake
     if not missing and config.target is None:
         missing |= thinking_mistakes(config.enable_thinking, config.chat_template, config.processor)
     return missing

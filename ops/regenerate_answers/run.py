@@ -20,23 +20,29 @@ from attrs import asdict, evolve
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
+from ops.evaluate.statistics import is_repetition
+from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import link_or_copy, read_jsonl, sample_line, write_json
 from ops.lib.data.image_packs import link_packs
 from ops.lib.data.sample_account import Tally
 from ops.lib.data.shared_shards import SharedShards
+from ops.lib.data.tool_forms import GIVEN
 from ops.lib.forecasts import ANSWERED, SamplesForecast, TargetStated, refuse_conflicts
 from ops.lib.target.model import Target
+from ops.lib.target.token_ids import GENERATION
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.conflicts import conflicts
 from ops.regenerate_answers.conversations import SPECIAL_IN_ANSWER, Conversation, Prompts
 from ops.regenerate_answers.endpoint import EndpointAnswerer, ServerUse
 from ops.regenerate_answers.local import Answerer
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.sampling import Sampling, unused_settings
 from ops.regenerate_answers.shards import Answer, Progress, Shard, asked_rows, shards, turns_of
 from ops.tokenize_chat.encode import LAST
 
 FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
+REPETITION = "repetition"
 RETOKENISED = "tokenised otherwise than generated"
 KEPT = 'answers = "data": those of the data set stay, and nothing was generated'
 UNTRAINED = (
@@ -54,9 +60,12 @@ REMEDIES = {
     ): 'raise max_new_tokens, or keep answers that were cut: finish_reasons = ["stop", "length"]',
     TOO_SHORT: "lower min_answer_tokens",
     TOO_LONG: "raise max_answer_tokens",
+    REPETITION: 'set sampling = "checkpoint", since many targets repeat themselves under greedy decoding, or '
+    "drop_repetitions = false",
     RETOKENISED: "set drop_retokenised = false, which trains on tokens that the target did not generate",
     SPECIAL_IN_ANSWER: UNTRAINED,
 }
+ENDLESS = {FINISHED.format("length"), TOO_LONG, REPETITION}
 
 
 def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
@@ -81,18 +90,19 @@ def regenerate_answers(config: RegenerateAnswers, stage: Stage) -> None:
     prompts = Prompts.load(config, target, samples.path)
     for warning in prompts.warnings if stage.worker == 0 else ():
         stage.warn(warning)
+    sampling = chosen_sampling(config, stage, prompts)
     progress = Progress(stage, check_rows(samples.path, config, prompts))
     progress.report()
     work = partial(shards, samples.path, config, stage.work_dir, stage.worker)
     answer = answer_by_server if config.backend == "endpoint" else answer_here
     if stage.workers == 1:
-        served = answer(config, stage, prompts, work(), progress)
+        served = answer(config, stage, prompts, sampling, work(), progress)
         progress.report()
         write_artifact(config, stage, samples.path, prompts, served)
         return
     shared = SharedShards(stage)
     mine = shared.claimed(work, lambda shard: shard.path)
-    served = answer(config, stage, prompts, mine, progress)
+    served = answer(config, stage, prompts, sampling, mine, progress)
     progress.report()
     shared.give("served", [asdict(each) for each in served])
 
@@ -111,16 +121,29 @@ def _statements(samples: ImageSamples, target: TargetModel | None) -> dict[str, 
     }
 
 
+def chosen_sampling(config: RegenerateAnswers, stage: Stage, prompts: Prompts) -> Sampling:
+    """How tokens are drawn; what is taken from the checkpoint, and what is not used, is shown to the user."""
+    generation = read_settings(Path(prompts.encoder.processor.source) / GENERATION)
+    sampling = Sampling.of(config, generation)
+    if config.sampling == "checkpoint" and stage.worker == 0:
+        stage.info(f"sampling by {GENERATION} of the target: {sampling}")
+        if unused := unused_settings(generation):
+            advice = ", and a server can get it by extra_body" if config.backend == "endpoint" else ""
+            stage.warn(f"{', '.join(unused)} of {GENERATION} is not used{advice}")
+    return sampling
+
+
 def answer_here(
     config: RegenerateAnswers,
     stage: Stage,
     prompts: Prompts,
+    sampling: Sampling,
     work: Iterable[Shard | None],
     progress: Progress,
 ) -> list[ServerUse]:
     """Answer with the target, loaded in this process; returns no use of a server."""
     target = Target.load(stage.inputs["target"], stage.device, getattr(torch, config.dtype))
-    Answerer(config, target, prompts, stage.stop_requested, progress).answer_all(work)
+    Answerer(config, target, prompts, sampling, stage.stop_requested, progress).answer_all(work)
     return []
 
 
@@ -128,11 +151,12 @@ def answer_by_server(
     config: RegenerateAnswers,
     stage: Stage,
     prompts: Prompts,
+    sampling: Sampling,
     work: Iterable[Shard | None],
     progress: Progress,
 ) -> list[ServerUse]:
     """Answer with a server; returns its use by this worker."""
-    client = ChatClient.of(config, stage.info if stage.worker == 0 else print)
+    client = ChatClient.of(config, sampling, stage.info if stage.worker == 0 else print)
     answerer = EndpointAnswerer(config, prompts, client, stage.stop_requested, progress)
     answerer.answer_all(work)
     return [answerer.served()]
@@ -149,7 +173,9 @@ def write_artifact(
         server = {"model": config.model, "owned_by": together.owner}
         write_json(stage.out_dir / "measurements.json", {**figures, "seconds": together.seconds, "server": server})
     link_packs(folder, stage.out_dir)
-    write_json(stage.out_dir / ANSWERED, {"enable_thinking": config.enable_thinking})
+    settings = {"enable_thinking": config.enable_thinking, "history_reasoning": config.history_reasoning}
+    tools_as = {} if config.tools_as == GIVEN else {"tools_as": config.tools_as}
+    write_json(stage.out_dir / ANSWERED, settings | tools_as)
     write_samples(config, stage, folder, prompts.encoder.vocabulary)
 
 
@@ -198,7 +224,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, vocabul
     vocabulary: the digest of the tokens that generated ids mean.
     """
     outcomes = (outcome for shard in shards(folder, config, stage.work_dir) for outcome in read_jsonl(shard.path))
-    answers = tokens = retokenised = trained_on = prompted = kept = spoilt = called = cut = skipped = 0
+    answers = tokens = retokenised = trained_on = prompted = kept = spoilt = called = cut = skipped = repeated = 0
     tally = Tally(stage, "regenerate", REMEDIES)
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8", newline="\n") as file:
         for row in asked_rows(folder, config):
@@ -207,6 +233,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, vocabul
                 answers += len(outcome["answers"])
                 tokens += sum(answer["tokens"] for answer in outcome["answers"])
                 prompted += sum(answer["prompted_differently"] for answer in outcome["answers"])
+                repeated += sum(map(repeats, outcome["answers"]))
                 if (fault := refusal(config, outcome)) is not None:
                     tally.drop(fault[0], row["id"], fault[1])
                     continue
@@ -229,7 +256,12 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, vocabul
     tally.finish(config.max_dropped)
     if SPECIAL_IN_ANSWER in tally.dropped:
         stage.warn(f"{tally.dropped[SPECIAL_IN_ANSWER]} answers contain special tokens: {UNTRAINED}")
-    counts = {"answers": answers, "tokens": tokens, "retokenised_differently": retokenised}
+    counts = {
+        "answers": answers,
+        "tokens": tokens,
+        "retokenised_differently": retokenised,
+        "repetitions": repeated,
+    }
     if config.backend == "endpoint":
         counts["prompted_differently"] = prompted
     if called:
@@ -244,6 +276,8 @@ def refusal(config: RegenerateAnswers, outcome: Mapping[str, Any]) -> tuple[str,
     """
     for answer in outcome["answers"]:
         tokens = answer["tokens"]
+        if config.drop_repetitions and repeats(answer):
+            return REPETITION, f"{tokens} tokens"
         if answer["finish_reason"] not in config.finish_reasons:
             return FINISHED.format(answer["finish_reason"]), ""
         if tokens < config.min_answer_tokens:
@@ -253,6 +287,11 @@ def refusal(config: RegenerateAnswers, outcome: Mapping[str, Any]) -> tuple[str,
         if config.drop_retokenised and answer["retokenised_differently"]:
             return RETOKENISED, ""
     return (outcome["reason"], outcome["detail"]) if outcome["reason"] else None
+
+
+def repeats(answer: Mapping[str, Any]) -> bool:
+    """Whether an answer repeats itself; unknown, and so False, where a server reports no ids."""
+    return is_repetition(answer["ids"] or ())
 
 
 def other_tokens(spoilt: int, samples: int) -> str:
@@ -283,5 +322,8 @@ def regenerated_row(conversation: Conversation, vocabulary: str) -> dict[str, An
 
 def remedies(reasons: Iterable[str]) -> str:
     """Advice on how to keep samples that were dropped for these reasons."""
-    known = [REMEDIES[reason] for reason in reasons if reason in REMEDIES]
-    return "; ".join([*known, "an untrained target does not end its answers"])
+    named = {*reasons}
+    known = [remedy for reason, remedy in REMEDIES.items() if reason in named]
+    if named & ENDLESS:
+        known.append("an untrained target does not end its answers")
+    return "; ".join(known) or "change the data or the chat template, as the reasons say"

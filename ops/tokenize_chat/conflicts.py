@@ -54,6 +54,15 @@ def _of_answers(config: TokenizeChat, answered: Answered, target: TargetStated |
         asked, here = json.dumps(answered.enable_thinking), json.dumps(config.enable_thinking)
         remedy = f"{SAME} enable_thinking, or answers and prompts do not fit each other"
         yield "enable_thinking", f"the answers were generated with {asked}, and this node has {here}: {remedy}"
+    if config.history_reasoning != answered.history_reasoning:
+        asked, here = json.dumps(answered.history_reasoning), json.dumps(config.history_reasoning)
+        remedy = f'{SAME} one ("dropped" with contexts = "served"), or answers are learnt behind other prompts'
+        about = f"the answers were generated with history_reasoning = {asked}, and this node has {here}"
+        yield "history_reasoning", f"{about}: {remedy}"
+    if config.tools_as != answered.tools_as:
+        remedy = f"{SAME} tools_as, or answers and prompts do not fit each other"
+        asked = f'tools as "{answered.tools_as}", and this node has "{config.tools_as}"'
+        yield "tools_as", f"the answers were generated with {asked}: {remedy}"
     if answered.longest is not None and not config.prompts_only and answered.longest < config.min_loss_tokens:
         yield (
             "min_loss_tokens",

@@ -31,6 +31,7 @@ from ops.lib.data.image_packs import read_packed
 from ops.lib.data.limited_process import SECONDS
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.data.tool_forms import GIVEN, ToolsAs
 from ops.lib.vision.any_images import AnyImages, Seen
 from ops.lib.vision.chunks import ImageChunk, concatenate, place_images
 from ops.lib.vision.images import TOO_LARGE, decode, size_of
@@ -92,8 +93,9 @@ Images = Sequence[ImageChunk] | Seen  # of a sample: of Qwen's processor, or of 
 class ChatEncoder:
     """The chat template and tokenizer of a processor; threads may share one.
 
-    train_on: "assistant" puts every answer into the loss mask, "last" only the last one. enable_thinking: for the
-    template. render_seconds: see `Template`. Raises ConfigError for an enable_thinking that the template does not read.
+    train_on: "assistant" puts every answer into the loss mask, "last" only the last one. enable_thinking,
+    render_seconds, tools_as: for the `Template`. Raises ConfigError for an enable_thinking that the template does not
+    read.
     """
 
     def __init__(
@@ -102,9 +104,10 @@ class ChatEncoder:
         enable_thinking: bool | None = None,
         train_on: TrainOn = "assistant",
         render_seconds: float = SECONDS,
+        tools_as: ToolsAs = GIVEN,
     ) -> None:
         self.processor = processor
-        self.template = Template(processor, enable_thinking, render_seconds)
+        self.template = Template(processor, enable_thinking, render_seconds, tools_as)
         self.last_only = train_on == "last"
         # The Rust tokenizer itself: the Python wrapper costs more than tokenising a short text.
         self._tokenizer = processor.tokenizer.backend_tokenizer

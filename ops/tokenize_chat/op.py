@@ -11,6 +11,7 @@ from dsl.convert import Given
 from dsl.op import field, op
 from ops.artifacts import ImageSamples, TargetModel, TokenShards
 from ops.lib.data.limited_process import SECONDS
+from ops.lib.data.tool_forms import GIVEN, ToolsAs
 from ops.lib.vision.processor_files import ordered_pixels
 
 
@@ -98,6 +99,12 @@ class TokenizeChat:
         default=None,
         help="passed to the chat template; default: that of the template; false for a thinking target and answers "
         "without reasoning",
+    )
+    tools_as: ToolsAs = field(
+        default=GIVEN,
+        keyed_default=False,
+        help="the form of tools for the chat template: that of the data, or that in which the server of an engine "
+        "writes them",
     )
     max_length: int = field(
         default=3072,

@@ -22,6 +22,7 @@ from ops.lib.data.ordered_threads import available_cores, in_order
 from ops.lib.data.sample_account import SPLITS, Tally, Unusable
 from ops.lib.data.shared_shards import SharedShards, published_rows, waited
 from ops.lib.data.token_shards import TokenSample, write_token_shard
+from ops.lib.data.tool_forms import GIVEN, ToolsUnlike
 from ops.lib.forecasts import SamplesForecast, TargetStated, refuse_conflicts
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.fetch import find_processor
@@ -89,7 +90,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     folder = stage.shared_dir / f"processor-{stage.worker}" if shares else stage.out_dir / "processor"
     processor = prepare_processor(config, target, file, folder)
     mask = processor.mask_token_id if target is None else read_json(target.path / "target.json")["mask_token_id"]
-    encoder = ChatEncoder(processor, config.enable_thinking, config.train_on, config.render_seconds)
+    encoder = ChatEncoder(processor, config.enable_thinking, config.train_on, config.render_seconds, config.tools_as)
     total = check_images(file, processor)
     if encoder.template.has_marks and config.contexts == "served":
         stage.info("the {% generation %} marks of the chat template are not used: they are not what a server renders")
@@ -148,6 +149,7 @@ def write_tokens(
     trial = TemplateTrial(processor.source)
     preview = Preview(config.preview_samples, processor)
     masked, first, with_tools, contexts = 0, None, 0, ContextCounts()
+    unlike = ToolsUnlike(config.tools_as)
     for split, of_split in groupby(outcomes, key=lambda pair: pair[0]["split"]):
         for row, outcome in of_split:
             account(row, outcome, tally, trial, writer, preview)
@@ -155,6 +157,7 @@ def write_tokens(
             if isinstance(outcome, Unusable):
                 continue
             contexts.add(outcome)
+            unlike.add(row.get("tools", ()))
             found = [
                 sample for sample in outcome.samples if mask is not None and bool((sample.input_ids == mask).any())
             ]
@@ -172,7 +175,7 @@ def write_tokens(
         )
     if not (tally.splits["train"] or config.prompts_only):
         raise DataError(f"no sample is left in the train split:\n{tally.reasons() or '  the input is empty'}")
-    write_json(stage.out_dir / "tokens.json", tokens_info(config, processor, writer.shards))
+    write_json(stage.out_dir / "tokens.json", tokens_info(config, processor, writer.shards, unlike))
     preview.write(stage.out_dir / "preview.html")
     stage.log({"tokenize/tokens": writer.tokens, "tokenize/loss_tokens": writer.loss_tokens}, step=0)
     if config.contexts == "served":
@@ -350,7 +353,9 @@ def label(row: Row, turn: int | None) -> str:
     return "".join(next(map(texts_of, answers), ()))
 
 
-def tokens_info(config: TokenizeChat, processor: Processor, shards: list[dict[str, Any]]) -> dict[str, Any]:
+def tokens_info(
+    config: TokenizeChat, processor: Processor, shards: list[dict[str, Any]], unlike: ToolsUnlike
+) -> dict[str, Any]:
     """The content of tokens.json."""
     return {
         "format": 1,
@@ -365,6 +370,8 @@ def tokens_info(config: TokenizeChat, processor: Processor, shards: list[dict[st
         **({"images_of": processor.images_of} if processor.images_of else {}),
         "pixel_limits": processor.pixel_limits,
         "enable_thinking": config.enable_thinking,
+        **({} if config.tools_as == GIVEN else {"tools_as": config.tools_as}),
+        **({"tools_unlike": unlike.by_engine} if unlike.by_engine else {}),
         "shards": shards,
     }
 

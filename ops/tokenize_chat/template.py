@@ -16,6 +16,7 @@ from dsl.errors import DataError, on_one_line, shortened
 from ops.ingest.sample import END_OF_THOUGHT, THINK
 from ops.lib.data.limited_process import SECONDS, Exhausted, limited
 from ops.lib.data.sample_account import Unusable, shown_id
+from ops.lib.data.tool_forms import GIVEN, ToolsAs, tools_in_form
 from ops.lib.vision.chat_template import check_thinking
 from ops.lib.vision.processor import Processor
 from ops.lib.vision.template_kinds import is_harmony
@@ -91,12 +92,18 @@ class Template:
     """The chat template of a processor; threads may share one.
 
     enable_thinking: passed to the template, None for its default. seconds: CPU time for all renderings of a sample
-    together. has_marks: whether the template uses `{% generation %}`; has_channels: whether it is that of
-    gpt-oss; thinks: whether it has the end of a thought.
+    together. tools_as: the form in which it gets tools. has_marks: whether the template uses `{% generation %}`;
+    has_channels: whether it is that of gpt-oss; thinks: whether it has the end of a thought.
     Raises ConfigError for an enable_thinking that the template does not read.
     """
 
-    def __init__(self, processor: Processor, enable_thinking: bool | None = None, seconds: float = SECONDS) -> None:
+    def __init__(
+        self,
+        processor: Processor,
+        enable_thinking: bool | None = None,
+        seconds: float = SECONDS,
+        tools_as: ToolsAs = GIVEN,
+    ) -> None:
         self.source = processor.source
         self._text = processor.tokenizer.get_chat_template()
         check_thinking(enable_thinking, [self._text], self.source)
@@ -108,6 +115,7 @@ class Template:
         self.has_marks = GENERATION.search(self._text) is not None
         self.has_channels = is_harmony(self._text)
         self._seconds = seconds
+        self._tools_as = tools_as
         self._process = limited(render, seconds)
         self._process.start()
 
@@ -126,7 +134,7 @@ class Template:
         texts = ["".join(texts_of(message)) for message in messages]
         texts += [message["reasoning_content"] for message in messages if "reasoning_content" in message]
         texts += strings_in([message.get("tool_calls", ()) for message in messages])
-        texts += strings_in(tools)
+        texts += strings_in(tools_in_form(self._tools_as, tools))
         everything = "\0".join(texts)
         for token in self.special_tokens:
             if token in everything:
@@ -178,7 +186,7 @@ class Template:
         self, samples: Sequence[Sequence[Rendering]], sample_ids: Sequence[str | None], seconds: Sequence[float]
     ) -> list[tuple[Sequence[Text] | Unusable, float]]:
         """The rendered texts for each sample, and the seconds left to it."""
-        items = [_item(renderings, self._shown) for renderings in samples]
+        items = [_item(renderings, self._shown, self._tools_as) for renderings in samples]
         try:
             replies = self._process.map([self._text, self._arguments], items, seconds) if items else []
         except Exhausted as error:
@@ -201,7 +209,9 @@ class Template:
 
 
 def _item(
-    renderings: Sequence[Rendering], shown: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    renderings: Sequence[Rendering],
+    shown: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    tools_as: ToolsAs = GIVEN,
 ) -> dict[str, Any]:
     """The requests of a sample for `render`; a message of several of them is sent once."""
     places: dict[int, int] = {}
@@ -215,7 +225,7 @@ def _item(
         options = {"add_generation_prompt": rendering.prompt, "return_assistant_tokens_mask": rendering.marked}
         wanted.append([[places[id(message)] for message in rendering.messages], options, rendering.may_fail])
     tools = renderings[0].tools if renderings else ()
-    return {"messages": messages, "tools": list(tools) or None, "renderings": wanted}
+    return {"messages": messages, "tools": tools_in_form(tools_as, tools) or None, "renderings": wanted}
 
 
 def _texts(result: dict[str, Any]) -> Sequence[Text] | Unusable:

@@ -36,7 +36,7 @@ def little_memory():
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [
-        (chain(100_000), 0, "n99999  upper  runs          new"),
+        (chain(100_000), 0, "n99999  upper  runs  new"),
         (knot(2000, 20), 2, "the nodes form a cycle"),
         (f'{HEAD}[node.{"9" * 100_000}]\nop = "make"\n', 2, "node id"),
         (f"{HEAD}[node.a]\nop = 'make'\ntext = '{'x' * 10_000_000}'\n", 0, "new"),

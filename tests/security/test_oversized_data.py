@@ -50,6 +50,7 @@ from ops.lib.vision.images import MOST_SCANS, SCAN, UNDECODABLE, fault_of
 from ops.lib.vision.processor import load_processor
 from ops.regenerate_answers.client import LARGEST_ANSWER, ChatClient
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.sampling import Sampling
 from ops.tokenize_chat import encode
 from ops.tokenize_chat.answer_spans import render_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
@@ -281,7 +282,7 @@ def test_an_answer_of_more_than_64_mib_is_not_read_to_its_end_and_a_packed_one_i
 
     async def ask(url):
         server = {"backend": "endpoint", "endpoint": url, "model": "served", "processor": "unused", "retries": 0}
-        async with ChatClient.of(RegenerateAnswers(samples="@samples", **server), print) as client:
+        async with ChatClient.of(RegenerateAnswers(samples="@samples", **server), Sampling(), print) as client:
             await client.complete([], None)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:

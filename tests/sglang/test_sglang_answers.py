@@ -24,7 +24,8 @@ from ops.lib.sglang.runtime import SglangRuntime
 from ops.lib.target.model import Target
 from ops.lib.vision.batch import collate
 from ops.lib.vision.processor import load_processor
-from ops.regenerate_answers.decode import Sampling, generate
+from ops.regenerate_answers.decode import generate
+from ops.regenerate_answers.sampling import Sampling
 
 CPU = {"device": "cpu", "dtype": "float32", "pool_tokens": 4096, "context_length": 1024}
 QUESTION = "What colour is it?"
@@ -120,4 +121,4 @@ def answered(target: Target, prompts) -> list[list[int]]:
         )
         for name, prompt in prompts.items()
     ]
-    return generate(target, samples, torch.zeros(len(samples), NEW_TOKENS), Sampling(NEW_TOKENS, 0.0, 1.0))
+    return generate(target, samples, torch.zeros(len(samples), NEW_TOKENS), Sampling())

@@ -65,6 +65,18 @@ def test_sglang_gives_the_bytes_of_the_target_itself(samples, talker, server, lo
     assert "sglang" == read_json(stage.out_dir / "measurements.json")["server"]["owned_by"]
 
 
+def test_sglang_answers_prompts_of_ids_with_the_bytes_of_the_target_itself(samples, talker, server, tmp_path):
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    texts = [row for row in read_jsonl(samples.path / "samples.jsonl") if not row["images"]]
+    write_jsonl(folder / "samples.jsonl", texts)
+    asked = ImageSamples(folder, folder_digest(folder))
+    local = run(tmp_path / "local", asked, talker, **OPTIONS)
+    stage = run_endpoint(tmp_path / "served", asked, talker, server, **OPTIONS, prompts="ids")
+    assert folder_digest(local.out_dir) == folder_digest(stage.out_dir)
+    assert [0] == stage.metric("regenerate/prompted_differently")
+
+
 def test_a_prompt_that_sglang_refuses_drops_its_sample_with_what_sglang_says(samples, talker, server, local, tmp_path):
     folder = tmp_path / "samples"
     shutil.copytree(samples.path, folder)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 from agent_rows import SAMPLES, TOOL_LISTS
 from agent_templates import EXTENDS, STRIPS
-from attrs import frozen
+from attrs import evolve, frozen
 from family_checkpoints import make_checkpoint
 from regenerate_cases import endpoint_config, make_target
 from server_process import running_server
 from transformers import AutoTokenizer
 
 from ops.artifacts import TargetModel
+from ops.lib.data.tool_forms import FORMS, tools_in_form
+from ops.lib.sglang.version import installed_version
 from ops.regenerate_answers.client import ChatClient, wire_messages
 from ops.regenerate_answers.conversations import Prompts
 from ops.regenerate_answers.op import RegenerateAnswers
+from ops.regenerate_answers.sampling import Sampling
 
 TEMPLATES = {"extends": EXTENDS, "rewrites history": STRIPS}
 
@@ -54,7 +58,7 @@ def read_ids(served, conversations, tools):
     """The ids that the server reads for each conversation."""
 
     async def ask():
-        async with ChatClient.of(served.config, print) as client:
+        async with ChatClient.of(served.config, Sampling(), print) as client:
             return [
                 (await client.complete(wire_messages(served.prompts.shown(messages), []), None, tools)).prompt_ids
                 for messages in conversations
@@ -63,24 +67,30 @@ def read_ids(served, conversations, tools):
     return asyncio.run(ask())
 
 
-def as_sglang_shows(tool):
-    """A tool as SGLang 0.5.23 gives it to a chat template: `type` first, and null for what the client left out."""
-    function = dict(tool["function"])
-    missing = {key: None for key in ("description", "parameters") if key not in function}
-    return {"type": tool["type"], "function": function | missing, "defer_loading": None}
+def read_from_ids(served, prompts):
+    """The ids that the server reads where it gets these."""
+
+    async def ask():
+        async with ChatClient.of(served.config, Sampling(), print) as client:
+            return [(await client.complete([], None, (), ids)).prompt_ids for ids in prompts]
+
+    return asyncio.run(ask())
 
 
 @pytest.mark.parametrize("listed", TOOL_LISTS)
-def test_sglang_reads_the_prompts_that_dflow_renders_before_every_answer_but_for_what_it_adds_to_tools(served, listed):
+def test_sglang_reads_the_prompts_that_dflow_renders_with_tools_in_its_form_and_in_no_other(served, listed):
     asked = [
         messages[:turn]
         for messages in SAMPLES.values()
         for turn, message in enumerate(messages)
         if message["role"] == "assistant"
     ]
-    own = TOOL_LISTS[listed]
-    as_shown = [as_sglang_shows(tool) for tool in own]
-    theirs = read_ids(served, asked, own)
-    for tools, is_equal in ((as_shown, True), (own, False)):
-        rows = [{"id": "a", "images": [], "messages": messages, "tools": tools} for messages in asked]
-        assert is_equal == (theirs == [served.prompts.ids(row)[0] for row in rows])
+    tools, engine = TOOL_LISTS[listed], f"sglang-{installed_version()}"
+    rows = [{"id": "a", "images": [], "messages": messages, "tools": tools} for messages in asked]
+    theirs = read_ids(served, asked, tools)
+    for form in FORMS:
+        prompts = Prompts.load(evolve(served.config, tools_as=form), served.target, Path())
+        is_engines = json.dumps(tools_in_form(form, tools)) == json.dumps(tools_in_form(engine, tools))
+        assert is_engines == (theirs == [prompts.ids(row)[0] for row in rows])
+    rendered = [served.prompts.ids(row)[0] for row in rows]  # of tools as they were given
+    assert rendered == read_from_ids(served, rendered)

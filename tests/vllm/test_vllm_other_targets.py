@@ -27,7 +27,7 @@ from ops.lib.vllm.serve_command import BY_TRANSFORMERS
 
 LAYER_IDS = (0, 1, 3)
 TEXTS = {"a short text": ("What is it?", "It is red."), "a long text": ("And now, what can one see there?", "A dog.")}
-SERVED = ("llama", *SCALED_IN_VLLM)
+SERVED = ("llama", "mistral", "ministral3", *SCALED_IN_VLLM)
 NO_INTERFACE = "Model does not support EAGLE3 interface"
 
 

@@ -47,10 +47,13 @@ from ops.lib.target.probed import (
     LENGTHS,
     PADDING,
     SPECULATION,
+    TRYING,
     TURNS,
     WEIGHTS,
     Check,
     Probe,
+    Trying,
+    in_silence,
 )
 from ops.lib.target.sizes import rope_limit
 from ops.lib.target.small_copy import has_range, small_copy
@@ -65,28 +68,28 @@ RANGE = 11  # of a copy's RoPE, between both
 
 
 @no_verdict(COPY)
-def probe_config(config: Mapping[str, Any]) -> Probe:
-    """Probe a small random copy of a complete config.json.
+def probe_config(config: Mapping[str, Any], trying: Trying = in_silence) -> Probe:
+    """Probe a small random copy of a complete config.json. trying: called with the name of each check before it.
 
     Raises DataError where no copy can be made of it, and MemoryError where memory is lacking.
     """
-    probe = _probe_copy(config)
+    probe = _probe_copy(config, trying)
     if probe.failed_names <= {EMBEDDING}:  # which no rounding decides
         return probe
     # Two of a random model's experts or tokens may be nearly alike: another one in float64 says whether it was that.
     try:
-        again = _probe_copy(config, seed=1, dtype=torch.float64)
+        again = _probe_copy(config, trying, seed=1, dtype=torch.float64)
     except DataError:  # of a model that float64 does not run on
         return probe
     return again if again.failed_names < probe.failed_names else probe
 
 
-def _probe_copy(config: Mapping[str, Any], seed: int = 0, dtype: torch.dtype = torch.float32) -> Probe:
-    probe = probe_target(small_copy(config, seed, dtype), COPY)
+def _probe_copy(config: Mapping[str, Any], trying: Trying, seed: int = 0, dtype: torch.dtype = torch.float32) -> Probe:
+    probe = probe_target(small_copy(config, seed, dtype), COPY, trying=trying)
     if probe.refusal or not has_range(config):
         return probe
     target, limit = small_copy(config, seed, dtype, RANGE), rope_limit(text_part(config))
-    check = _tried(LENGTHS, lambda: _lengths(target, _texts(target, 0)))
+    check = _tried(trying, LENGTHS, lambda: _lengths(target, _texts(target, 0)))
     if not check.holds:
         check = evolve(check, limit=limit)
     return evolve(probe, checks=(*probe.checks, check))
@@ -110,24 +113,28 @@ def probe_weights(target: Target, copy: Probe | None, turns: int = TURNS) -> Pro
 
 
 @torch.inference_mode()
-def probe_target(target: Target, on: str = WEIGHTS, turn: int = 0, is_whole: bool = True) -> Probe:
+def probe_target(
+    target: Target, on: str = WEIGHTS, turn: int = 0, is_whole: bool = True, trying: Trying = in_silence
+) -> Probe:
     """Probe a loaded target. on: which weights it has, in words; turn: which texts, below TURNS; is_whole: whether the
-    checks that take long are tried, of padding, blocks and speculation.
+    checks that take long are tried, of padding, blocks and speculation; trying: as of `probe_config`.
     """
     begun = time.perf_counter()
     texts = _texts(target, turn)
-    checks = [_tried(LAYERS, lambda: _layers(target, texts[1]))]
+    checks = [_tried(trying, LAYERS, lambda: _layers(target, texts[1]))]
     if checks[0].holds:
-        checks.append(_tried(HEAD, lambda: _head(target, texts[1])))
-        checks.append(_tried(EMBEDDING, lambda: _embedding(target, texts[1])))
+        checks.append(_tried(trying, HEAD, lambda: _head(target, texts[1])))
+        checks.append(_tried(trying, EMBEDDING, lambda: _embedding(target, texts[1])))
         if is_whole:
-            checks.append(_tried(PADDING, lambda: _padding(target, texts)))
+            checks.append(_tried(trying, PADDING, lambda: _padding(target, texts)))
+            trying(SPECULATION)
             checks += _verified(target, texts)
     return Probe(on, tuple(checks), time.perf_counter() - begun)
 
 
-def _tried(name: str, check: Callable[[], float]) -> Check:
+def _tried(trying: Trying, name: str, check: Callable[[], float]) -> Check:
     """The check of a function that gives the difference. A lack of memory is raised, as every check does."""
+    trying(name)
     try:
         difference = check()
     except Exception as error:  # models raise anything for arguments and lengths that they do not take
@@ -306,9 +313,12 @@ def _proposal(target: Target, answer: list[int], place: int) -> list[int]:
 
 
 def main() -> None:
-    """Print the probe of the config.json on standard input, or {"error"} where no copy can be made of it."""
+    """Print the probe of the config.json on standard input, or {"error"} where no copy can be made of it.
+
+    Before that a line for each check that begins.
+    """
     try:
-        result = probe_config(json.load(sys.stdin)).to_json()
+        result = probe_config(json.load(sys.stdin), lambda name: print(TRYING + name, flush=True)).to_json()
     except (DataError, MemoryError) as error:
         result = {"error": str(error)}
     json.dump(result, sys.stdout)

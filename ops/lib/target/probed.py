@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,19 @@ LEFT = {  # what is still possible where a check fails
 TURNS = 3  # of texts with which weights are tried, at most
 # Of one turn of all checks on the weights: passes of the model, and their tokens together.
 PASSES, TOKENS = 65, 700
+FEW_PASSES = 5  # of layers, head and embedding
 READ, COMPUTED = 1e10, 1e10  # bytes in a second, and operations of a core: of a slow machine
+OF_FEW = 0.1  # of a turn: layers, head and embedding only
+MEASURING_COPY = f"measuring {COPY} of the target, about 10 seconds"
+TRYING = "trying: "  # begins a line of the process that measures a copy, with the name of the check that it begins
 NEEDED = (LAYERS, HEAD)  # without which a target is refused
+
+
+Trying = Callable[[str], None]  # is told the name of each check before it begins
+
+
+def in_silence(_name: str) -> None:
+    """Shows nothing."""
 
 
 @frozen
@@ -163,23 +175,33 @@ def _rounding(check: Check) -> str:
     return f"{check.sentence} ({f'within {check.difference:.1e}' if check.difference else 'exactly'})"
 
 
-def probe_of_copy(config: Mapping[str, Any]) -> Probe:
+def probe_of_copy(config: Mapping[str, Any], trying: Trying = in_silence) -> Probe:
     """The probe of a small random copy of a complete config.json, in a process of its own.
 
+    trying: called with the name of each check before it.
     Raises DataError where no copy can be made of it, its process fails, or memory is lacking.
     """
-    command = module_command("ops.lib.target.probe")
-    made = subprocess.run(
-        command, input=json.dumps(config), capture_output=True, text=True, env=child_environment(), check=False
-    )
-    if made.returncode < 0:
+    last = ""
+    with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile("w+", errors="replace") as errors:
+        json.dump(config, given)
+        given.seek(0)
+        command = module_command("ops.lib.target.probe")
+        with subprocess.Popen(
+            command, stdin=given, stdout=subprocess.PIPE, stderr=errors, text=True, env=child_environment()
+        ) as process:
+            for last in process.stdout or ():  # libraries may print before the last line
+                if last.startswith(TRYING):
+                    trying(last.removeprefix(TRYING).strip())
+        errors.seek(0)
+        said = errors.read().strip().rpartition("\n")[2]
+    if process.returncode < 0:
         raise DataError(
-            f"the probe of the target was ended by signal {-made.returncode}; perhaps this machine ran out of memory: "
-            "free some, and run it again"
+            f"the probe of the target was ended by signal {-process.returncode}; perhaps this machine ran out of "
+            "memory: free some, and run it again"
         )
-    if made.returncode:
-        raise DataError(f"the probe of the target failed: {made.stderr.strip().rpartition(chr(10))[2]}")
-    values = json.loads(made.stdout.rpartition("\n")[2])  # libraries may print before it
+    if process.returncode:
+        raise DataError(f"the probe of the target failed: {said}")
+    values = json.loads(last)
     if "error" in values:
         raise DataError(values["error"])
     return Probe.from_json(values)
@@ -218,6 +240,15 @@ def turn_minutes(parameters: int) -> float:
     """About how long all checks take on the weights in float32, by what a pass reads and what a token computes."""
     cores = len(os.sched_getaffinity(0))
     return parameters * (PASSES * 4 / READ + TOKENS * 2 / (COMPUTED * cores)) / 60
+
+
+def measuring_time(parameters: int, minutes: float) -> str:
+    """About how long those checks on the weights take that run within so many minutes, in words."""
+    share = 1 if measured_turns(parameters, minutes) else OF_FEW
+    found = round(turn_minutes(parameters) * share)
+    if found < 2:
+        return "about a minute" if found else "less than a minute"
+    return f"about {found:,} minutes"
 
 
 def shortened(parameters: int, minutes: float) -> str:

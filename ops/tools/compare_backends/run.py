@@ -31,6 +31,7 @@ from ops.lib.data.batching import spread
 from ops.lib.data.files import read_json, read_jsonl
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.token_shards import TokenReader, TokenSample
+from ops.lib.data.tool_forms import tools_in_form
 from ops.lib.drafts.losses.log_probs import token_log_probs
 from ops.lib.sglang.mm_processor import ServedPrompts
 from ops.lib.sglang.process import float32_refusal
@@ -253,7 +254,7 @@ def _largest(samples: Sequence[TokenSample], a: Sequence[Tensor], b: Sequence[Te
 def compare_preprocessing(request: Request, samples: Sequence[TokenSample], device: str) -> list[dict[str, Any]] | None:
     """Compare each sample's tokens with SGLang's preprocessing of its messages and images; None if these are gone.
 
-    It uses the tokens' image backend and image sizes, as `dflow serve` does.
+    It uses the tokens' image backend and image sizes, as `dflow serve` does, and tools as SGLang's server writes them.
     """
     if request.images is None:
         return None
@@ -270,7 +271,7 @@ def compare_preprocessing(request: Request, samples: Sequence[TokenSample], devi
             messages = asked(sample, row)
             references = row["images"][: len(sample.image_grid_thw)]
             images = [read_packed(request.images.path, reference) for reference in references]
-            tools = {"tools": row["tools"]} if "tools" in row else {}
+            tools = {"tools": tools_in_form(f"sglang-{installed_version()}", row["tools"])} if "tools" in row else {}
             prompt = served.prompt(messages, images, {**options, **tools})
             ids = sample.input_ids[: sample.prompt_tokens]
             differences = [] if torch.equal(prompt.input_ids, ids) else [_first_difference(ids, prompt.input_ids)]

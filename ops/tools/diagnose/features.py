@@ -6,6 +6,7 @@ S tokens of a sample, L layers, M hidden size, F = L * M
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, isfinite
 
 import torch
 from attrs import frozen
@@ -35,7 +36,7 @@ class Layer:
     """The mean distance of a token's stored states from the recomputed ones, relative to their norm.
 
     distance: to the same layer. others: to other layers, by id. neighbour: the distance of the nearest other layer's
-    recomputed states from this layer's.
+    recomputed states from this layer's; infinite where the target has no other one to capture.
     """
 
     layer_id: int
@@ -80,10 +81,11 @@ def _layers_finding(layers: Sequence[Layer], allowed: float, dtype: str) -> Find
         if nearest is not None:
             text += f"; what is stored for layer {layer.layer_id} is layer {nearest}'s"
     neighbour = min(layer.neighbour for layer in layers)
+    others = f"; a wrong layer makes {neighbour:.2g} or more here" if isfinite(neighbour) else ""
     return judged(
         name=FEATURES,
         measured=text,
-        normal=f"at most {allowed:g}, which is rounding; a wrong layer makes {neighbour:.2g} or more here",
+        normal=f"at most {allowed:g}, which is rounding{others}",
         advice=ADVICE,
         is_cause=bool(wrong),
     )
@@ -113,7 +115,7 @@ def compare_layers(
             k,
             means[k, k],
             {other: value for (of, other), value in means.items() if of == k and other != k},
-            min(value for (of, other), value in gaps.items() if of == k and other != k),
+            min((value for (of, other), value in gaps.items() if of == k and other != k), default=inf),
         )
         for k in ids
     ]

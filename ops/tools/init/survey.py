@@ -57,13 +57,13 @@ class Survey:
     """The result of a survey of the data.
 
     forms: of the sources. proposal: of columns, if the rows have other ones than `ingest` reads. dropped: reason ->
-    samples; examples: reason -> one of them. reasoning: samples with an answer that includes reasoning. requests:
-    samples from the traffic of a server. decoded, broken: images that were examined, and those that inject_images
-    rejects. examined, spoilt: samples of the former, and of the latter; spoilt ones are dropped, and count nowhere
-    else. placed_images: samples with several images, or with one in a tool's result. unnamed: images without a
-    caption. splits: for each of FRACTIONS, split -> samples. given: splits that the data names. lengths: of up to
-    MEASURED samples, counted with `exact` and `rules`; token_ids: all that these gave. Names of classes do not count
-    as answers, since the target's answers replace them.
+    samples; examples: reason -> one of them. with_tools, with_calls: samples that name tools, and those that call any.
+    reasoning: samples with an answer that includes reasoning. requests: samples from the traffic of a server. decoded,
+    broken: images that were examined, and those that inject_images rejects. examined, spoilt: samples of the former,
+    and of the latter; spoilt ones are dropped, and count nowhere else. placed_images: samples with several images, or
+    with one in a tool's result. unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples.
+    given: splits that the data names. lengths: of up to MEASURED samples, counted with `exact` and `rules`; token_ids:
+    all that these gave. Names of classes do not count as answers, since the target's answers replace them.
     """
 
     sources: tuple[Path, ...]
@@ -76,6 +76,8 @@ class Survey:
     samples: int = 0
     with_images: int = 0
     placed_images: int = 0
+    with_tools: int = 0
+    with_calls: int = 0
     unanswered: int = 0
     reasoning: int = 0
     duplicates: int = 0
@@ -106,8 +108,8 @@ class Survey:
 
     @property
     def is_traffic(self) -> bool:
-        """Whether most samples are requests to a server, which have a conversation's earlier answers again."""
-        return 2 * self.requests > self.samples
+        """Whether all samples are requests to a server, which have a conversation's earlier answers again."""
+        return 0 < self.samples == self.requests
 
     @property
     def usable(self) -> int:
@@ -197,6 +199,8 @@ def _count(found: Survey, sample: RawSample) -> None:
     found.placed_images += len(sample.images) > 1 or any(
         turn.role == "tool" and IMAGE in turn.content for turn in sample.turns
     )
+    found.with_tools += bool(sample.tools)
+    found.with_calls += any(turn.tool_calls for turn in sample.turns)
     found.unanswered += sample.turns[-1].role != "assistant"
     found.reasoning += any(map(_reasons, sample.turns))
     found.duplicates += sample.draw_id is not None

@@ -17,7 +17,7 @@ from ops.capture_targets.layers import spread_layers
 from ops.lib.data.files import shown_json
 from ops.lib.forecasts import read_target_config
 from ops.lib.target.checkpoint_check import checkpoint_mistakes, sizes_in, template_notes
-from ops.lib.target.probed import probe_of_copy
+from ops.lib.target.probed import MEASURING_COPY, in_silence, probe_of_copy
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
 from ops.lib.vision.family_config import BY_TORCHVISION, is_qwen, sees_by_name
@@ -197,19 +197,22 @@ def with_unseen_mask(target: Target, seen: Collection[int], examined: int) -> Ta
     return attrs.evolve(target, mask=(max(unseen), why))
 
 
-def measured(target: Target, show: Callable[[str], None] = lambda text: None) -> Measured:
+def measured(
+    target: Target, show: Callable[[str], None] = in_silence, detail: Callable[[str], None] = in_silence
+) -> Measured:
     """Measure what holds of a small random copy of a target that is not Qwen's, and look at its chat template; Qwen's
     are tested.
 
-    show: called before what takes long. Raises DataError where it cannot be a target.
+    show: called before what takes long, with its time; detail: while it goes on. Raises DataError where it cannot be a
+    target.
     """
     of_template = [f"target: {note}" for note in template_notes(None, target.checkpoint)]
     if is_qwen(target.config):
         return Measured([])
     kind = target.config.get("model_type")
-    show("measuring a small random copy of the target")
+    show(MEASURING_COPY)
     try:
-        probe = probe_of_copy(target.config)
+        probe = probe_of_copy(target.config, lambda name: detail(f"{MEASURING_COPY}: {name}"))
     except DataError as error:
         return Measured([f"target: nothing was measured, load_target measures its weights: {error}", *of_template])
     if probe.refusal:

@@ -10,6 +10,7 @@ from dsl.errors import DataError, on_one_line
 from dsl.shown import shown_bytes
 from ops.ingest.image_values import MISSING, OUTSIDE
 from ops.lib.sglang.model_classes import not_run, served_class
+from ops.lib.sglang.version import VERSIONS, installed_version
 from ops.lib.vision.family_config import is_qwen
 from ops.tools.init.advice import FLOAT32, Advice, Choice
 from ops.tools.init.survey import QUESTION, REMEDIES, OwnRules, Survey, percentile
@@ -75,6 +76,7 @@ def summary(found: Survey, target: Target | None, advice: Advice, *, comment: bo
         *_about_data(found),
         *_about_lengths(found, advice),
         *_about_reasoning(found, target),
+        *_about_tools(found),
         f"splits: {advice.held_out}",
     ]
     kind = "captured while training, not stored" if advice.online else "stored"
@@ -103,6 +105,10 @@ def _about_data(found: Survey) -> list[str]:
     texts = found.samples - found.with_images
     samples = f"{_samples(found.usable)} ({', '.join(dict.fromkeys(found.forms))})"
     lines = [f"data: {samples}, {found.usable - texts:,} with images, {texts:,} text only"]
+    if found.with_tools or found.with_calls:
+        counts = (found.with_tools, found.with_calls)
+        tools, calls = (f"{count:,} ({100 * count / found.samples:.0f} %)" for count in counts)
+        lines.append(f"tools: {tools} of {_samples(found.samples)} with tools, {calls} with calls of them")
     if found.proposal is not None:
         lines.append(f"columns: {found.proposal.why}")
     for reason, count in found.dropped.most_common():
@@ -234,8 +240,10 @@ def _regenerate(found: Survey, target: Target | None, advice: Advice, dtype: str
         'splits = ["train", "val", "test"]',
         _line("max_prompt_tokens", advice.max_prompt_tokens),
         _line("max_new_tokens", advice.max_new_tokens),
+        _noted("drop_repetitions = true", "answers that end in a loop"),
     ]
-    return [*lines, *_thinking(found, target), *_reasoned_dtype(advice), *_pixels(advice, target, sees)]
+    lines += [*_thinking(found, target), *_tools(found)]
+    return [*lines, *_reasoned_dtype(advice), *_pixels(advice, target, sees)]
 
 
 def _tokenize(found: Survey, target: Target | None, advice: Advice, sees: bool) -> list[str]:
@@ -250,6 +258,7 @@ def _tokenize(found: Survey, target: Target | None, advice: Advice, sees: bool) 
         _line("min_loss_tokens", advice.min_loss_tokens),
         _line("expected_tokens", Choice(advice.tokens, _about_tokens(found))),
         *_thinking(found, target),
+        *_tools(found),
         *_pixels(advice, target, sees),
     ]
 
@@ -419,6 +428,28 @@ def _about_reasoning(found: Survey, target: Target | None) -> list[str]:
     if not target.thinks:
         return [f"{about}; the target's chat template does not read enable_thinking, which shows or hides it"]
     return [f"{about}, so enable_thinking = {'true' if _wants_reasoning(found) else 'false'}"]
+
+
+def _tools(found: Survey) -> list[str]:
+    """The line that sets the form of tools to that of the installed SGLang, if the data has any and it is known."""
+    engine = _installed_engine()
+    if not found.with_tools or engine is None:
+        return []
+    return [_noted(f'tools_as = "{engine}"', "as the installed engine shows tools; the same in both nodes")]
+
+
+def _about_tools(found: Survey) -> list[str]:
+    if not found.with_tools:
+        return []
+    engine = _installed_engine()
+    about = "tools: each engine shows them in a form of its own"
+    return [f'{about}, so tools_as = "{engine}"' if engine else f"{about}; set tools_as to the engine that will serve"]
+
+
+def _installed_engine() -> str | None:
+    """The installed SGLang, as tools_as names it; None without a supported one."""
+    version = installed_version()
+    return f"sglang-{version}" if version in VERSIONS else None
 
 
 def _pixels(advice: Advice, target: Target | None, sees: bool) -> list[str]:

@@ -31,7 +31,7 @@ from dsl.read_toml import read_graph
 from executor.cli import main
 from executor.commands import init
 from ops.lib.target.token_ids import mask_warning
-from ops.tools.init import advice, survey
+from ops.tools.init import advice, survey, text
 from ops.tools.init.survey import TURN_TOKENS, Counter
 from ops.tools.init.target import Measured, Target
 from ops.tools.init.text import PLACEHOLDER
@@ -223,7 +223,7 @@ def test_an_existing_file_is_reported_before_the_target_is_measured(
 ) -> None:
     asked: list[str] = []
 
-    def measured(target: Target, _show: Callable[[str], None]) -> Measured:
+    def measured(target: Target, *_show: Callable[[str], None]) -> Measured:
         asked.append(target.checkpoint)
         return Measured([])
 
@@ -280,6 +280,27 @@ def test_reasoning_that_the_targets_template_cannot_show_is_said(
     assert "the target's chat template does not read enable_thinking, which shows or hides it" in said
 
 
+@pytest.mark.parametrize(("installed", "chosen"), [("0.5.21", "sglang-0.5.21"), ("0.5.22", None), (None, None)])
+def test_data_with_tools_is_shown_as_the_installed_engine_shows_it(
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    installed: str | None,
+    chosen: str | None,
+) -> None:
+    monkeypatch.setattr(text, "installed_version", lambda: installed)
+    asked = [{"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "Sunny."}]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    rows = [{"messages": asked, "tools": tools}] * 3 + [{"messages": asked}] * 27
+    (project / "chat.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
+    made = nodes(project / "pipeline.toml")
+    assert [chosen, chosen] == [made[node].get("tools_as") for node in ("regenerate", "tokenize")]
+    advice = f'so tools_as = "{chosen}"' if chosen else "set tools_as to the engine that will serve"
+    assert "tools: 3 (10 %) of 30 samples with tools, 0 (0 %) with calls of them" in (said := capsys.readouterr().out)
+    assert advice in " ".join(said.split())
+
+
 def test_prompts_without_answers_are_kept_for_the_target(project: Path) -> None:
     chat(project / "chat.jsonl", 30, answer=None)
     assert 0 == main(["init", "chat.jsonl", "--target", checkpoint(project / "target", sees=False)])
@@ -298,6 +319,23 @@ def test_rows_of_questions_are_surveyed_as_ingest_reads_them(project: Path, row:
     for name in ("data.jsonl", "data.csv"):
         assert 0 == main(["init", name, "--target", target, "--force"])
         assert kept is nodes(project / "pipeline.toml")["ingest"].get("require_answers")
+
+
+def test_samples_with_tools_and_with_calls_are_counted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tool = {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": {}}}
+    call = {"type": "function", "function": {"name": "now", "arguments": {}}}
+    asked = {"role": "user", "content": "What time is it?"}
+    called = [asked, {"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "noon"}]
+    said = {"role": "assistant", "content": "It is noon."}
+    rows = [{"messages": [asked, said]}] * 5
+    rows += [{"messages": [asked, said], "tools": [tool]}] * 2 + [{"messages": [*called, said], "tools": [tool]}]
+    (project / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert 0 == main(["init", "data.jsonl"])
+    line = "tools: 3 (38 %) of 8 samples with tools, 1 (12 %) with calls of them"
+    assert line in capsys.readouterr().out.splitlines()
+    assert f"# {line}" in (project / "pipeline.toml").read_text().splitlines()
+    assert 0 == main(["init", str(chat(project / "chat.jsonl", 30)), "-o", "plain.toml"])
+    assert "tools:" not in capsys.readouterr().out
 
 
 def test_large_images_get_a_limit_and_broken_ones_are_counted(

@@ -190,3 +190,27 @@ def test_images_without_a_caption_are_counted(project: Path, capsys: pytest.Capt
     said = " ".join(capsys.readouterr().out.split())
     expected = "images: photos: 1 of 3 images are not used, since no row of the captions names them, such as 2.png"
     assert expected in said
+
+
+def test_one_image_in_the_result_of_a_tool_is_left_in_its_place(project: Path) -> None:
+    Image.new("RGB", (64, 48)).save(project / "shot.png")
+    call = {"id": "c1", "type": "function", "function": {"name": "shot", "arguments": "{}"}}
+    result = [{"type": "image_url", "image_url": {"url": "shot.png"}}]
+    tools = [{"type": "function", "function": {"name": "shot"}}]
+    rows = [
+        {
+            "tools": tools,
+            "messages": [
+                {"role": "user", "content": f"Look at {number}."},
+                {"role": "assistant", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "c1", "content": result},
+                {"role": "assistant", "content": "It is black."},
+            ],
+        }
+        for number in range(30)
+    ]
+    (project / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert 0 == main(["init", "chats.jsonl"])
+    written = (project / "pipeline.toml").read_text()
+    assert 'image_policy = "in-place"' in written
+    assert "30 samples with several images, or with one in a tool's result" in written

@@ -38,7 +38,7 @@ from executor.keys.node_key import NOT_INSTALLED, LibraryVersions
 from executor.launchers.hosts import HostFacts, host_facts
 from executor.store.artifact_store import Store
 from executor.store.lease import Lease
-from executor.system.progress import Activity
+from executor.system.progress import PLAIN_S, Activity
 from executor.tracking.mlflow_client import open_client
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -318,6 +318,24 @@ def test_on_a_terminal_what_is_looked_at_stands_below_the_findings(capsys: pytes
     assert "checking the [store]" in shown.getvalue()
     said = capsys.readouterr()
     assert ("ok  store: here\n", "") == (said.out, said.err)
+
+
+def test_details_are_shown_at_once_on_a_terminal_and_seldom_in_a_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = StringIO()
+    with Activity(Console(file=shown, force_terminal=True, width=100)) as activity:
+        activity.detail("measuring: layers")
+    assert "measuring: layers" in shown.getvalue()
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with Activity(Console(file=StringIO())) as activity:
+        activity.status("measuring")
+        activity.detail("measuring: layers")
+        now += PLAIN_S
+        activity.detail("measuring: padding")
+        activity.detail("measuring: speculation")
+    assert ["measuring", "measuring: padding"] == capsys.readouterr().err.splitlines()
 
 
 def test_the_whole_is_told_as_json_and_ends_with_0_here(tmp_path: Path) -> None:

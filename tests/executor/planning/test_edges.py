@@ -229,6 +229,10 @@ ROWS = {
         ["regenerate.max_new_tokens=2048"],
         ("regenerate.max_prompt_tokens", r"3072 \+ 2048 = 5120 tokens, and the target has 4096 positions"),
     ),
+    "the sampling of a checkpoint that recommends none": (
+        ["regenerate.sampling=checkpoint"],
+        ("regenerate.sampling", "generation_config.json of the target is missing, or recommends no sampling"),
+    ),
     "features of another target": (
         ["capture.target=@other"],
         ("train.features", "captured from the target of another node"),

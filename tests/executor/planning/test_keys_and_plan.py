@@ -15,6 +15,7 @@ from dsl.errors import StoreError
 from dsl.op import Artifact, Ref, field, op
 from dsl.op_class import HOOK_FILES, METHODS
 from dsl.pipeline import Pipeline
+from executor.commands.plan import print_plan
 from executor.keys.differences import differences, reasons, with_paths
 from executor.keys.node_key import KeyParts, Sources, graph_parts, node_inputs
 from executor.planning.planner import Decision, Planner, Previous
@@ -239,6 +240,16 @@ def test_a_field_that_names_a_file_instead_of_a_value_is_told_with_both():
     assert reasons("a", differences(file, KeyParts("m", 1, {}, {"lr": 1}, {"template": "cd" * 32}, {}))) == [
         "content changed: a.template"
     ]
+
+
+def test_a_plan_has_a_column_of_digests_where_the_store_has_an_artifact(capsys):
+    graph, reasons = diamond(), dict.fromkeys("abcd", "new")
+    none = {node_id: Decision("miss", reason) for node_id, reason in reasons.items()}
+    print_plan(graph, none, "")
+    assert ["node", "op", "plan", "why"] == capsys.readouterr().out.splitlines()[0].split()
+    print_plan(graph, none | {"a": Decision("hit", "", digest="abc123")}, "")
+    head, first, second, *_ = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert (["node", "op", "plan", "digest", "why"], ["abc123"], ["-", "new"]) == (head, first[3:], second[3:])
 
 
 def test_in_an_empty_store_everything_is_new_and_has_no_key_yet_below_the_first():

@@ -155,6 +155,15 @@ def test_prompts_that_the_target_did_not_answer(tmp_path):
     assert told.startswith("the answers were generated with false, and this node has null: give")
 
 
+def test_prompts_with_tools_in_another_form_than_the_target_read(tmp_path):
+    asked = {"enable_thinking": None, "tools_as": "sglang-0.5.23"}
+    inputs = {"samples": samples_of(tmp_path / "samples", asked)}
+    promised = {"samples": SamplesForecast(answered=Answered(enable_thinking=None, tools_as="sglang-0.5.23"))}
+    config = TokenizeChat(samples=Ref("s"), prompts_only=True)
+    told = the_same(tmp_path, tokenize_chat, tokenize_conflicts, config, inputs, promised)
+    assert told.startswith('the answers were generated with tools as "sglang-0.5.23", and this node has "given": give')
+
+
 def test_an_export(tmp_path):
     target, folder = make_target(tmp_path / "target"), draft_of(tmp_path / "draft", target="d" * 64)
     promised = DraftForecast(shape=tiny_config(), target="d" * 64)

@@ -117,13 +117,14 @@ def test_the_card_tells_target_data_recipe_the_mlflow_run_and_the_command(gate_i
 def test_card_and_report_tell_the_algorithm_and_count_blocks_as_the_training(tmp_path, gate_inputs, name):
     algorithm = ALGORITHMS[name]
     export = with_algorithm(tmp_path, gate_inputs, algorithm)["draft"].path
+    size = "width" if name == "lilicorr" else "rank"
     card = (export / "README.md").read_text()
     assert f"\n# Draft for a qwen3_vl checkpoint ({name})\n" in card and f"tags:\n- {name}\n" in card
-    for row in (f"algorithm | {name}", f"rank | {algorithm.rank}", "block_size | 4"):
+    for row in (f"algorithm | {name}", f"{size} | {getattr(algorithm, size)}", "block_size | 4"):
         assert f"| {row} |" in card.splitlines()
     (section,) = export_draft_sections(export)
     written = read_json(gate_inputs["draft"].path / "config.json")
-    expected = {"algorithm": name, "rank": algorithm.rank, "block_size": 4}
+    expected = {"algorithm": name, size: getattr(algorithm, size), "block_size": 4}
     expected["mask_token_id"] = written["dflash_config"]["mask_token_id"]
     expected["target_layer_ids"] = json.dumps(written["dflash_config"]["target_layer_ids"])
     assert expected.items() <= dict(section.body.rows).items()
@@ -424,6 +425,15 @@ def test_a_machine_on_which_sglang_cannot_serve_is_passed_over_or_refused(tmp_pa
     assert len(warned) < 130 and "dflow resume RUN --from check (docs/serving.md)" in warned
     with pytest.raises(DataError, match="refuses DFLASH on a CPU"):
         check(tmp_path / "b", gate_inputs, live="required")
+
+
+def test_tools_that_a_server_would_show_otherwise_are_warned_of(tmp_path, gate_inputs):
+    tokens = shutil.copytree(gate_inputs["tokens"].path, tmp_path / "tokens")
+    told = {"image_backend": "torchvision", "tools_unlike": {"sglang-0.5.23": ['adds "defer_loading": null']}}
+    write_json(tokens / "tokens.json", read_json(tokens / "tokens.json") | told)
+    stage = check(tmp_path / "a", gate_inputs | {"tokens": attrs.evolve(gate_inputs["tokens"], path=tokens)})
+    [warning] = read_json(stage.out_dir / "check.json")["warnings"]
+    assert 'than in the training (sglang-0.5.23 adds "defer_loading": null): set tools_as' in warning
 
 
 def test_images_that_a_server_would_prepare_otherwise_are_warned_of(tmp_path, gate_inputs, capsys):

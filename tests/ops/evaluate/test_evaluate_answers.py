@@ -6,6 +6,7 @@ import shutil
 from typing import Any
 
 import pytest
+import torch
 from agent_rows import with_template, write_agent_processor
 from agent_templates import EXTENDS
 from chat_samples import png, row, run_tokenize, write_rows
@@ -145,7 +146,9 @@ def test_tokens_that_do_not_say_where_answers_begin_are_refused(tokens):
         Prompt.of_each_answer(TokenReader(tokens, "test"))
 
 
-def test_an_image_behind_an_earlier_answer_is_refused_by_name(tokens, tmp_path):
+@pytest.fixture
+def late(tokens, tmp_path) -> TokenShards:
+    """A held-out conversation whose image stands behind its first answer."""
     later = [*TALK[:2], {"role": "user", "content": [{"type": "image"}, *TALK[2]["content"]]}, TALK[3]]
     rows = [row("train", SHORT), {**row("late", TALK, png(28, 28)), "split": "test"}]
     samples = write_rows(tmp_path / "in", rows)
@@ -153,10 +156,29 @@ def test_an_image_behind_an_earlier_answer_is_refused_by_name(tokens, tmp_path):
     lines[1]["messages"] = later
     (tmp_path / "in" / "samples.jsonl").write_text("".join(map(json_line, lines)), encoding="utf-8")
     options = {"processor": str(tokens.path / "processor"), "contexts": "served", "min_loss_tokens": 1}
-    late = run_tokenize(tmp_path, samples, **options).artifact(TokenShards)
-    with pytest.raises(DataError, match="sample late has an image behind its first answer"):
-        Prompt.of_each_answer(TokenReader(late, "test"))
-    assert 1 == len(Prompt.held_out(TokenReader(late, "test")))
+    return run_tokenize(tmp_path, samples, **options).artifact(TokenShards)
+
+
+def test_a_prompt_has_the_images_before_its_answer(late):
+    first, second = Prompt.of_each_answer(TokenReader(late, "test"))
+    whole = TokenReader(late, "test").sample(0)
+    assert [("late/1", "text", False), ("late/2", "image", True)] == [
+        (prompt.id, prompt.category, prompt.has_images) for prompt in (first, second)
+    ]
+    before, behind = first.sample(), second.sample()
+    assert (0, 0) == (len(before.image_grid_thw), len(before.pixel_values))
+    assert not before.has_images and not (before.prompt().input_ids == TokenReader(late).info["image_token_id"]).any()
+    assert torch.equal(whole.pixel_values, behind.pixel_values)
+    assert torch.equal(whole.image_grid_thw, behind.image_grid_thw)
+
+
+def test_an_image_behind_an_earlier_answer_is_refused_where_one_tensor_has_all_images(late):
+    """As other processors than Qwen's make them."""
+    reader = TokenReader(late, "test")
+    reader.info["images_of"] = "gemma3"
+    with pytest.raises(DataError, match=r"sample late has an image behind its first answer, .* a gemma3 processor"):
+        Prompt.of_each_answer(reader)
+    assert 1 == len(Prompt.held_out(reader))
 
 
 def test_each_answer_needs_contexts_and_no_benchmark():

@@ -403,9 +403,25 @@ def test_a_target_that_repeats_one_token_is_told(draft, target, tokens, tmp_path
 
 @pytest.mark.parametrize(
     ("answer", "expected"),
-    [([7] * 12, True), ([*range(20), *[5, 6, 7] * 8], True), ([1] * 11, False), (range(12), False), ([], False)],
+    [
+        ([7] * 12, True),
+        ([*range(20), *[5, 6, 7] * 8], True),
+        ([1] * 11, False),
+        (range(12), False),
+        ([], False),
+        ([*range(300), *[*range(50, 90)] * 4], True),  # a sentence, four times
+        ([*range(300), *[*range(50, 90)] * 4, 50, 51], True),  # cut within it
+        ([*range(300), *[*range(50, 90)] * 3], False),
+        ([*range(300), *[*range(50, 90)] * 4, 2], False),  # it ended
+        ([*range(300), *[8, 9] * 32], True),
+        ([*range(300), *[8, 9] * 31], False),  # a line of a table, a ruler
+        ([*range(20), *[5, 6, 7, 8] * 5], True),  # half of a short answer
+        ([*range(20), *[5, 6, 7, 8] * 4], False),
+    ],
 )
-def test_an_answer_repeats_itself_where_its_second_half_has_hardly_any_other_tokens(answer, expected):
+def test_an_answer_repeats_itself_where_its_second_half_has_hardly_any_other_tokens_or_it_ends_in_a_loop(
+    answer, expected
+):
     assert expected == is_repetition(tuple(answer))
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from dsl.errors import ConfigError, DataError
 from dsl.op import Ref
 from ops.artifacts import DraftCheckpoint
-from ops.check_export.run import server_arg_warnings
+from ops.check_export.run import server_arg_warnings, tool_warnings
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, write_json
@@ -154,6 +154,35 @@ def test_what_sglang_was_given_for_the_capture_is_in_the_config_the_card_and_the
     (warning,) = server_arg_warnings(config)
     assert "captured by SGLang with --kv-cache-dtype fp8_e5m2, which the live stage and evaluate do not use" in warning
     assert [] == server_arg_warnings(read_json(export(tmp_path / "plain", trained) / "config.json"))
+
+
+UNLIKE = {"sglang-0.5.21": ["writes keys in another order"], "vllm-0.33.0": ['adds "description": null']}
+TOLD = "he chat template gets tools in another form from these engines than in the training ("
+
+
+@pytest.mark.parametrize(
+    ("tools_as", "changes", "named"),
+    [
+        ({}, {}, "sglang-0.5.21 writes keys in another order"),
+        ({}, {"formats": ("sglang", "speculators")}, 'order; vllm-0.33.0 adds "description": null'),
+        ({}, {"engine": "sglang-0.5.23"}, None),
+        ({"tools_as": "sglang-0.5.23"}, {}, None),
+        ({"tools_as": "sglang-0.5.23"}, {"engine": "sglang-0.5.21"}, "sglang-0.5.21 writes keys in another order"),
+        ({"tools_as": "vllm-0.33.0"}, {"formats": ("sglang", "speculators")}, None),
+    ],
+)
+def test_the_card_and_the_gate_say_which_engines_show_tools_otherwise(tmp_path, trained, tools_as, changes, named):
+    copy = shutil.copytree(trained["draft"].path, tmp_path / "draft")
+    training, of_tokens = read_json(copy / "training.json"), {"tools_unlike": UNLIKE, **tools_as}
+    training["captured"] |= of_tokens
+    write_json(copy / "training.json", training)
+    out = export(tmp_path / "export", trained | {"draft": attrs.evolve(trained["draft"], path=copy)}, **changes)
+    card, warnings = (out / "README.md").read_text(), tool_warnings(of_tokens, read_json(out / "config.json"))
+    assert (named is not None) == (TOLD in card) == bool(warnings)
+    if named is not None:
+        assert f"{named}): set tools_as of tokenize_chat" in card
+        assert f"{named}): set tools_as of tokenize_chat" in warnings[0]
+    assert TOLD not in (export(tmp_path / "plain", trained) / "README.md").read_text()
 
 
 def test_an_export_for_one_version_of_sglang_says_so_in_the_config_and_the_card(tmp_path, trained):

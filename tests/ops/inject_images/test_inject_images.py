@@ -112,6 +112,10 @@ def test_line_separators_of_unicode_inside_a_text_end_no_line(tmp_path):
             {"images": [encoded()], "turns": [ASK, ANSWER, {"role": "user", "content": [HERE]}]},
             "a turn of nothing but an image",
         ),
+        (
+            {"images": [encoded()], "turns": [ASK, ANSWER, {"role": "tool", "content": [SAID, HERE]}, ANSWER]},
+            "image in a tool result",
+        ),
     ],
 )
 def test_an_image_at_fault_is_dropped_with_its_reason(tmp_path, sample, reason):

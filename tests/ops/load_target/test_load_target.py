@@ -355,8 +355,9 @@ def test_a_mask_token_that_texts_give_is_warned_of(checkpoint, tmp_path, capsys)
     )
     load(checkpoint, tmp_path / "second")
     said = capsys.readouterr().out.splitlines()
-    assert "info: measuring a small random copy of the target" == said[0]
+    assert "info: measuring a small random copy of the target, about 10 seconds" == said[0]
     assert said[1].startswith("info: measuring the weights of the target, ") and 2 == len(said)
+    assert said[1].endswith(" in float32, less than a minute")
 
 
 def test_ids_beyond_the_vocabulary_are_refused(checkpoint, tmp_path):
@@ -422,14 +423,18 @@ LARGE_LLAMA = {
 @pytest.mark.parametrize(
     ("fields", "free", "expected"),
     [
-        ({}, 80e9, "on a small random copy and on its weights, 32.1 GB in float32 (docs/targets.md)"),
+        ({}, 80e9, "on a small random copy and on its weights, 32.1 GB in float32, about 13 minutes (docs/targets.md)"),
         (
             {},
             64e9,
             "on a small random copy and on its weights, 32.1 GB in float32, where half of the free memory holds them: "
             "here it does not (docs/targets.md)",
         ),
-        ({"auto_map": {"AutoModel": "own.Own"}}, 80e9, "on its weights, 32.1 GB in float32 (docs/targets.md)"),
+        (
+            {"auto_map": {"AutoModel": "own.Own"}},
+            80e9,
+            "on its weights, 32.1 GB in float32, about 13 minutes (docs/targets.md)",
+        ),
         ({"quantization_config": {"quant_method": "awq"}}, 80e9, None),
         ({"num_hidden_layers": 1, "vocab_size": 400}, 80e9, None),
     ],
@@ -439,6 +444,7 @@ def test_a_plan_says_what_is_loaded_to_measure_a_large_target(tmp_path, monkeypa
     file.parent.mkdir(parents=True)
     write_json(file, LARGE_LLAMA | fields)
     monkeypatch.setattr("ops.load_target.plan.free_memory", lambda: free)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _process: {0, 1})
     context = PlanContext(launch=Launch(), inputs={}, artifact=None, root=tmp_path, free_disk=0)
     found = estimate(LoadTarget(checkpoint="owner/name", revision=40 * "a"), context)
     measuring = [note for note in found.notes if "measures" in note]

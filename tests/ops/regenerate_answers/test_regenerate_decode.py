@@ -13,7 +13,8 @@ from regenerate_cases import make_target
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.sampling import choose, uniform_draws
 from ops.lib.target.model import Target
-from ops.regenerate_answers.decode import Sampling, generate
+from ops.regenerate_answers.decode import generate
+from ops.regenerate_answers.sampling import Sampling
 
 
 @pytest.mark.filterwarnings("ignore:.*fast path is not available")
@@ -25,9 +26,9 @@ def test_a_batch_of_prompts_of_different_lengths_gives_the_tokens_of_generate_on
     if FAMILIES[family].vision:
         prompts += [random_prompt(24, [(4, 4)], generator), random_prompt(50, [(8, 4), (4, 4)], generator)]
     draws = torch.zeros(len(prompts), 20, dtype=torch.float64)
-    first = generate(loaded, prompts, draws, Sampling(20))
+    first = generate(loaded, prompts, draws, Sampling())
     loaded.info = {**loaded.info, "eos_token_ids": [first[0][4], first[2][11]]}  # so that answers end in the middle
-    answers = generate(loaded, prompts, draws, Sampling(20))
+    answers = generate(loaded, prompts, draws, Sampling())
     expected = []
     for prompt in prompts:
         generated = loaded.model.generate(

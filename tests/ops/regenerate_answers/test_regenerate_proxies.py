@@ -19,6 +19,7 @@ from ops.lib.target.fetch import fetch
 from ops.regenerate_answers.client import ChatClient
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.plan import missing_here
+from ops.regenerate_answers.sampling import Sampling
 
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 ANSWER = {"choices": [{"message": {"content": "Yes."}, "finish_reason": "stop"}], "usage": {"completion_tokens": 1}}
@@ -64,7 +65,7 @@ def config(endpoint):
 
 def ask(endpoint, said=print):
     async def asked():
-        async with ChatClient.of(config(endpoint), said) as client:
+        async with ChatClient.of(config(endpoint), Sampling(), said) as client:
             return await client.complete([], None)
 
     return asyncio.run(asked())

@@ -7,18 +7,23 @@ import json
 import pytest
 from agent_rows import ASK, ASK_AGAIN, NAME, RAIN, RAINY, SUN, SUNNY, TOOLS, calls, conversation, say, why
 from agent_templates import EXTENDS, STRIPS
-from chat_server import ChatServer, is_probe, response
+from chat_server import ChatServer, TinyModel, called, is_probe, response
 from fake_stage import FakeStage, folder_digest
 from family_checkpoints import make_checkpoint
 from regenerate_cases import config, endpoint_config, make_target, run, teach
 from transformers import AutoTokenizer
 
+from dsl.errors import ConfigError, DataError
 from dsl.op import Ref
 from ops.artifacts import ImageSamples, TokenShards
+from ops.evaluate.prompts import encoder_of
 from ops.lib.data.files import json_line, read_json, read_jsonl
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.forecasts import SamplesForecast
 from ops.lib.target.model import Target
+from ops.regenerate_answers.conflicts import conflicts
 from ops.regenerate_answers.conversations import Conversation, Prompts, matched_calls
+from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.run import regenerate_answers
 from ops.regenerate_answers.shards import Answer
 from ops.tokenize_chat.op import TokenizeChat
@@ -26,6 +31,7 @@ from ops.tokenize_chat.run import tokenize_chat
 
 CHAIN = conversation(ASK, calls("Paris"), SUN, SUNNY, ASK_AGAIN, calls("Rome"), RAIN, RAINY)
 PARALLEL = conversation(ASK, calls("Paris", "Rome"), SUN, RAIN, SUNNY)
+ENGINE = "sglang-0.5.23"
 OPTIONS = {"min_answer_tokens": 1, "max_new_tokens": 120}
 
 
@@ -51,17 +57,6 @@ def samples_of(folder, *conversations, tools=TOOLS):
     ]
     (folder / "samples.jsonl").write_text("".join(json_line(row, sort_keys=False) for row in rows))
     return ImageSamples(folder, folder_digest(folder))
-
-
-def called(*cities, name=NAME, ids=("srv1", "srv2", "srv3"), content=None, **more):
-    """A server's answer that its parser found calls in."""
-    made = [
-        {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps({"city": city})}}
-        for call_id, city in zip(ids, cities, strict=False)
-    ]
-    answer = response(content, "tool_calls", **more)
-    answer["choices"][0]["message"]["tool_calls"] = made
-    return answer
 
 
 def asked(folder, processor, replies, *conversations, owner="somebody", **options):
@@ -271,6 +266,26 @@ def test_a_target_here_calls_as_the_data_and_hears_its_results_and_all_is_learnt
     assert [0] == tokens.metric("tokenize/retokenised")
 
 
+def test_answers_are_asked_learnt_and_evaluated_behind_tools_in_the_form_of_one_engine(caller, tmp_path):
+    options = {**OPTIONS, "tools_as": ENGINE, "finish_reasons": ("stop", "length"), "max_new_tokens": 8}
+    stage = run(tmp_path / "run", samples_of(tmp_path / "in", [ASK, SUNNY]), caller, **options)
+    asked = {"enable_thinking": None, "history_reasoning": "kept", "tools_as": ENGINE}
+    assert asked == read_json(stage.out_dir / "answered.json")
+    [row] = read_jsonl(stage.out_dir / "samples.jsonl")
+    tokens = FakeStage(tmp_path / "tokens", {"samples": stage.artifact(ImageSamples), "target": caller})
+    more = {"contexts": "served", "min_loss_tokens": 1, "preview_samples": 0}
+    tokenize_chat(TokenizeChat(samples=Ref("a"), target=Ref("b"), tools_as=ENGINE, **more), tokens)
+    shards = tokens.artifact(TokenShards)
+    in_form = json.dumps([{**tool, "defer_loading": None} for tool in TOOLS])  # as the template writes it
+    evaluated = encoder_of(shards, Target.load(caller)).encoded_prompt([ASK], tools=TOOLS)
+    assert evaluated.rendered.text.startswith(f"<|im_start|>system\nTools: {in_form}<|im_end|>\n")
+    prompts = Prompts.load(RegenerateAnswers(samples=Ref("a"), target=Ref("b"), tools_as=ENGINE), caller, tmp_path)
+    prompt, _ = prompts.ids({**row, "messages": [ASK]})
+    assert evaluated.input_ids.tolist() == prompt
+    learnt = TokenReader(shards).sample(0)
+    assert [*prompt, *row["messages"][-1]["generated_ids"]] == learnt.input_ids.tolist()
+
+
 def test_thoughts_of_the_data_are_not_needed_for_its_calls(processors, tmp_path):
     prompts = Prompts.load(
         config(target=None, backend="endpoint", endpoint="http://h/v1", model="m", processor=str(processors["strips"])),
@@ -311,3 +326,92 @@ def test_behind_the_datas_history_every_answer_is_a_sample_that_learns_only_it(p
         assert [row["id"] for row in rows] == [record["id"] for record in reader.records]
         markup = WRITTEN.replace("Paris", "Oslo") + "<|im_end|>"
         assert [markup, "Clear.<|im_end|>", "No idea.<|im_end|>", "Wet.", "Fine.<|im_end|>"] == learnt
+
+
+@pytest.mark.parametrize(("owner", "path"), [("sglang", "input_ids"), ("vllm", "prompt")])
+def test_a_server_that_gets_ids_gives_the_bytes_of_the_target_itself_with_calls_in_its_text(
+    caller, tmp_path, owner, path
+):
+    """Its own template does not count: it would render other prompts, and knows no tools."""
+    given = samples_of(tmp_path / "in", CHAIN, conversation(ASK, calls("Oslo"), SUN, SUNNY))
+    local = run(tmp_path / "local", given, caller, **OPTIONS)
+    model = TinyModel(caller, changed=lambda messages: [{"role": "system", "content": "Be kind."}, *messages])
+    with ChatServer(model, owner=owner) as server:
+        stage = FakeStage(tmp_path / "served", {"samples": given, "target": caller})
+        regenerate_answers(endpoint_config(server, prompts="ids", enable_thinking=None, **OPTIONS), stage)
+    assert folder_digest(local.out_dir) == folder_digest(stage.out_dir)
+    assert [0] == stage.metric("regenerate/prompted_differently")
+    prompts = Prompts.load(config(), caller, given.path)
+    row = next(read_jsonl(given.path / "samples.jsonl"))
+    first, _ = prompts.ids({**row, "messages": row["messages"][:1]})
+    assert first in [body[path] for body in server.conversations]
+    assert 5 == len(server.conversations)
+    keys = {
+        "model",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "skip_special_tokens",
+    }
+    more = {"sglang": {"messages", "separate_reasoning"}, "vllm": set()}[owner]
+    assert {path, "return_token_ids", *keys, *more} == {key for body in server.conversations for key in body}
+
+
+def test_a_server_that_does_not_read_the_ids_is_refused_at_its_first_answer(caller, tmp_path):
+    model = TinyModel(caller)
+
+    def deaf(body):
+        return model({key: value for key, value in body.items() if key != "input_ids"})
+
+    with (
+        ChatServer(deaf, owner="sglang") as server,
+        pytest.raises(
+            DataError, match=r'did not read the ids of sample "s0", but a prompt of \d+ tokens instead of \d+'
+        ),
+    ):
+        stage = FakeStage(tmp_path, {"samples": samples_of(tmp_path / "in", CHAIN), "target": caller})
+        regenerate_answers(endpoint_config(server, prompts="ids", concurrency=1, **OPTIONS), stage)
+    assert 1 == len(server.conversations)
+
+
+def test_ids_go_only_to_servers_that_take_them(caller, tmp_path):
+    with ChatServer(TinyModel(caller)) as server:
+        stage = FakeStage(tmp_path, {"samples": samples_of(tmp_path / "in", CHAIN), "target": caller})
+        with pytest.raises(
+            DataError, match='"somebody"\\), and these have no prompts = "ids": if it is SGLang or vLLM, set'
+        ):
+            regenerate_answers(endpoint_config(server, prompts="ids", **OPTIONS), stage)
+        with pytest.raises(ConfigError, match='dialect = "openai" has no ids: set dialect to that of the server'):
+            endpoint_config(server, prompts="ids", dialect="openai")
+    with pytest.raises(ConfigError, match="'prompts' is for backend = \"endpoint\" only"):
+        config(prompts="ids")
+
+
+def test_samples_with_images_have_no_prompts_of_ids(parroted, tmp_path):
+    asked_by_ids = config(prompts="ids", backend="endpoint", endpoint="http://h/v1", model="m")
+    told = 'prompts of texts only, and the samples have images: set prompts = "messages"'
+    for samples, expected in ((parroted, True), (samples_of(tmp_path / "in", CHAIN), False)):
+        known = {"samples": SamplesForecast.read(samples.path, samples.digest), "target": None}
+        assert expected == (told in conflicts(asked_by_ids, known).get("prompts", ""))
+
+
+def looping(ids, eos):
+    """A server's answer that is cut in a loop, and one that ends."""
+    yield response("a b c d " * 20, "length", response_token_ids=ids[:4] * 20)
+    yield response("a b c d", response_token_ids=[*ids[:4], eos])
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_answers_that_repeat_themselves_are_counted_and_dropped_where_the_config_says_so(processors, tmp_path, dropped):
+    tokenizer = AutoTokenizer.from_pretrained(processors["extends"])
+    ids = tokenizer.encode(" the of and to", add_special_tokens=False)
+    assert 4 <= len(ids)
+    options = {"owner": "sglang", "finish_reasons": ("stop", "length"), "drop_repetitions": dropped}
+    replies = looping(ids, tokenizer.eos_token_id)
+    stage, _ = asked(tmp_path, processors["extends"], replies, [ASK, SUNNY], [ASK_AGAIN, RAINY], **options)
+    assert [1] == stage.metric("regenerate/repetitions")
+    expected = {"repetition": 1} if dropped else {}
+    assert expected == read_json(stage.out_dir / "summary.json")["dropped"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 
 import pytest
 from agent_rows import ASK, NAME, SUN, SUNNY, TEXTS, TOOLS, calls, conversation, say
@@ -20,8 +21,11 @@ from dsl.op import Ref
 from ops.artifacts import ImageSamples, TokenShards
 from ops.lib.data.files import json_line, read_jsonl
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.vision.processor import load_processor
+from ops.regenerate_answers.conversations import Prompts
 from ops.regenerate_answers.run import regenerate_answers
 from ops.tokenize_chat.builtin import write_builtin_processor
+from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.run import tokenize_chat
 
@@ -47,12 +51,13 @@ def processor_of(folder, base, template, eos, special):
 
 
 class Writer:
-    """A server whose target writes given texts, one after the other, and reports their ids.
+    """A server whose target writes given texts, one after the other, and reports their ids, or only how many.
 
     parsed: the answer as the server's parsers leave it, for each text; None without parsers.
     """
 
-    def __init__(self, processor, *written, parsed=None):
+    def __init__(self, processor, *written, parsed=None, reports_ids=True):
+        self.reports_ids = reports_ids
         self.tokenizer = AutoTokenizer.from_pretrained(processor)
         self.written = iter(zip(written, parsed or [None] * len(written), strict=True))
 
@@ -62,8 +67,9 @@ class Writer:
         text, parsed = next(self.written)
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         answer = parsed or response(self.tokenizer.decode(ids[:-1]))
-        answer["choices"][0]["token_ids"] = ids
-        return answer
+        if self.reports_ids:
+            answer["choices"][0]["token_ids"] = ids
+        return answer | {"usage": {"completion_tokens": len(ids)}}
 
 
 def answered(folder, processor, server, messages=CHAIN, **options):
@@ -259,3 +265,55 @@ def test_every_answer_of_a_chain_is_kept_and_learnt_where_the_target_thinks_in_s
     expected = [(first[0], [first[1], second[1]])] if is_shown else [(asked, [said]) for asked, said in (first, second)]
     assert expected == learnt(tmp_path / "tokens", stage, processor, **thinking)
     assert second[0].startswith("".join(first)) == is_shown
+
+
+REWRITING = {"strips": False, "endless": None, "rewrites": None}  # enable_thinking of templates that rewrite history
+
+
+@pytest.fixture(scope="module", params=REWRITING)
+def rewriting(request, base, tmp_path_factory):
+    one = TEMPLATES[request.param]
+    folder = processor_of(tmp_path_factory.mktemp("rewriting"), base, one.text, one.eos, one.special)
+    return request.param, one, folder
+
+
+def test_without_ids_answers_count_in_the_contexts_of_a_server_where_a_template_rewrites_history(rewriting, tmp_path):
+    name, template, processor = rewriting
+    thinking = {"enable_thinking": REWRITING[name]}
+    ends = ("<|observation|>", "<|user|>") if name == "endless" else ("", "")
+    spoken = [template.writes(CHAIN[place], REWRITING[name]) + end for place, end in zip((1, 3), ends, strict=True)]
+
+    def asked(folder, *written, text=None):
+        replies = [parsed(text, [PARSED_CALL]), parsed("Sunny.")]
+        server = Writer(processor, *written, parsed=replies, reports_ids=False)
+        stage, _ = answered(folder, processor, server, **thinking)
+        return stage, stage.metric("regenerate/retokenised_differently")
+
+    stage, differently = asked(tmp_path / "same", *spoken)
+    assert ([0], 4) == (differently, len(next(iter(read_jsonl(stage.out_dir / "samples.jsonl")))["messages"]))
+    runs = [run for _, found in learnt(tmp_path / "tokens", stage, processor, **thinking) for run in found]
+    assert [spoken[0], spoken[1].removesuffix(ends[1])] == runs
+    _, differently = asked(tmp_path / "more", spoken[0], "Hm. " + spoken[1])
+    assert [1] == differently
+    if name == "rewrites":  # it does not show the text beside a call
+        _, differently = asked(tmp_path / "lost", "I look." + spoken[0], spoken[1], text="I look.")
+        assert [1] == differently
+
+
+def test_answers_behind_dropped_reasoning_are_learnt_behind_it_or_refused(base, tmp_path):
+    one = THINKERS["shown in history"]
+    processor = processor_of(tmp_path / "processor", base, one.template, one.eos, one.special)
+    options = {"enable_thinking": True, "history_reasoning": "dropped"}
+    stage, bodies = answered(tmp_path, processor, Writer(processor, *one.written), **options)
+    assert "reasoning_content" not in bodies[1]["messages"][1]
+    [row] = read_jsonl(stage.out_dir / "samples.jsonl")
+    assert "I need it." == row["messages"][1]["reasoning_content"]
+    without = one.asked[1].replace("<|channel>thought\nI need it.\n<channel|>", "")
+    expected = [(one.asked[0], [one.written[0]]), (without, [one.written[1]])]
+    assert expected == learnt(tmp_path / "tokens", stage, processor, **options)
+    own = Prompts(ChatEncoder(load_processor(str(processor)), True), tmp_path, keeps_reasoning=False)
+    ids, _ = own.ids(row | {"messages": row["messages"][:3]})
+    assert without == AutoTokenizer.from_pretrained(processor).decode(ids)
+    said = 'the answers were generated with history_reasoning = "dropped", and this node has "kept": give'
+    with pytest.raises(DataError, match=re.escape(said)):
+        learnt(tmp_path / "kept", stage, processor, enable_thinking=True)

@@ -81,3 +81,86 @@ def test_texts_are_those_of_transformers_in_jinjas_sandbox(monkeypatch, name, sa
     ours = rendered("{# ours #}")
     monkeypatch.setattr(chat_template_utils, "ImmutableSandboxedEnvironment", ImmutableSandboxedEnvironment)
     assert rendered("{# jinja's #}") == ours
+
+
+def rendered_by(sandbox, text):
+    """The text of a template, or the error that it ends with."""
+    told = {"d": {"a": 1, "n": None}, "texts": ["x", "y"], "empty": ""}
+    try:
+        return sandbox.from_string(text).render(told)
+    except (TemplateError, TypeError, OverflowError, IndexError) as error:
+        return type(error), str(error)
+
+
+CALLS = [
+    *("{{ d.get('a') }}{{ d.get('b', 2) }}{{ d.items() | list }}{{ d.keys() | list }}{{ d.values() | list }}",),
+    *("{{ d.get() }}", "{{ d.get([]) }}", "{{ d.pop('a') }}", "{{ d.get.upper }}", "{{ texts.append(1) }}{{ texts }}"),
+    *(
+        "{{ texts.index('y') }}{{ 'a b'.split() }}{{ 'a'.join(texts) }}",
+        "{{ texts.index('z') if empty }}{{ d.none() }}",
+    ),
+    *("{{ '{} {}'.format(1, d) }}", "{{ '{a}'.format_map(d) }}", "{{ 'ab'.startswith('a') }}{{ 'ab'.startswith(1) }}"),
+    *("{% for t in texts %}{{ t.upper() }}{{ range(3) | list }}{{ namespace(a=t).a }}{% endfor %}",),
+    *("{{ range(100001) }}", "{{ range(2, 9, 3) | list }}", "{{ range('a') }}", "{{ namespace(d, a=3).a }}"),
+]
+
+
+@pytest.mark.parametrize("text", CALLS)
+def test_calls_give_what_they_give_in_jinjas_sandbox(text):
+    assert rendered_by(JINJAS, text) == rendered_by(OURS, text)
+
+
+STATES = ("ns.found", "not ns.found", "ns.count", "not ns.absent", "loop.first", "not loop.first", "k.found", "d.a")
+ACTIONS = (
+    "",
+    "{% set ns.found = true %}",
+    "{% set ns.found = false %}",
+    "{% set ns.count = ns.count + k %}",
+    "[{{ k }}]",
+)
+OVER = ("range(4)", "range(3, -1, -1)", "texts", "range(4) if k != 1", "range(0)")
+
+
+@given(
+    over=st.sampled_from(OVER),
+    test=st.sampled_from(STATES),
+    then=st.lists(st.sampled_from(ACTIONS), max_size=2),
+    other=st.none() | st.sampled_from(("k == 1", "ns.count > 1", "not ns.found")),
+    otherwise=st.none() | st.sampled_from(ACTIONS),
+    around=st.sampled_from(("", ".")),
+    empty=st.sampled_from(("", "{% else %}none")),
+)
+def test_loops_that_may_end_early_write_what_they_write_in_jinjas_sandbox(
+    over, test, then, other, otherwise, around, empty
+):
+    branches = f"{{% if {test} %}}{''.join(then)}"
+    branches += "" if other is None else f"{{% elif {other} %}}{{% set ns.found = not ns.found %}}{{{{ k }}}}"
+    branches += "" if otherwise is None else f"{{% else %}}{otherwise}"
+    loop = f"{{% for k in {over} %}}{around}{branches}{{% endif %}}{empty}{{% endfor %}}"
+    for found in ("true", "false"):
+        text = f"{{% set ns = namespace(found={found}, count=0) %}}{loop}{{{{ ns.found }}}}{{{{ ns.count }}}}"
+        assert rendered_by(JINJAS, text) == rendered_by(OURS, text)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{% if not seen.stopped %}{% endif %}",
+        "{% if seen.stopped %}{% elif k == 1 %}{{ k }}{% endif %}",
+    ],
+)
+def test_a_loop_that_can_do_no_more_ends(body):
+    class Seen:
+        """A state that counts how often it is looked at."""
+
+        looks = 0
+
+        @property
+        def stopped(self):
+            self.looks += 1
+            return True
+
+    for sandbox, looks in ((OURS, 1), (JINJAS, 1000)):
+        seen = Seen()
+        assert sandbox.from_string(f"{{% for k in range(1000) %}}{body}{{% endfor %}}").render(seen=seen) == ""
+        assert seen.looks == looks

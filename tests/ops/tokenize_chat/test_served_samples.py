@@ -213,13 +213,13 @@ def test_a_template_without_tools_ends_the_node(tmp_path, templates):
         run_tokenize(tmp_path, samples, **SERVED, chat_template=templates("no tools"))
 
 
-def test_prompts_have_tools_and_end_with_the_last_question(tmp_path, templates):
+def test_prompts_have_tools_and_end_with_the_last_question_or_result(tmp_path, templates):
     samples = write_rows(tmp_path / "in", [ROWS[2]])
     options = SERVED | {"chat_template": templates("strips"), "prompts_only": True}
     stage = run_tokenize(tmp_path, samples, **options)
     reader = TokenReader(stage.artifact(TokenShards))
     text = load_processor(str(stage.out_dir / "processor")).tokenizer.decode(reader.sample(0).input_ids)
-    assert NAME in text and text.endswith("And in Rome?<|im_end|>\n<|im_start|>assistant\n")
+    assert NAME in text and text.endswith("result: wet</tool_response><|im_end|>\n<|im_start|>assistant\n")
     assert 0 == reader.sample(0).loss_mask.sum()
 
 

@@ -40,6 +40,7 @@ from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.plan import estimate
 from ops.tokenize_chat.run import tokenize_chat
+from ops.tokenize_chat.template import value_or_unusable
 
 TEXTS = "Weather in Paris? I look. sunny rain Sunny. city w Tools type function name description parameters " * 20
 W = {"type": "function", "function": {"name": "w", "description": "Weather.", "parameters": {"type": "object"}}}
@@ -236,6 +237,7 @@ def plain(messages: list[Row]) -> list[Row]:
 
 
 def tokenized(tmp_path: Path, folder: Path, samples: Samples, template: str, **more: Any) -> FakeStage:
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "template.jinja").write_text(template)
     stage = FakeStage(tmp_path / "tokens", {"samples": samples})
     config = TokenizeChat(
@@ -258,6 +260,47 @@ def test_rows_of_data_are_tokenised_with_their_tools(tmp_path, folder, known):
     assert [(row["tokens"], row["loss_tokens"]) for row in records] == [
         (len(one.input_ids), one.loss_tokens) for one in encoded
     ]
+
+
+AS_SGLANG = {
+    "type": "function",
+    "function": {"name": "w", "description": "Weather.", "parameters": {"type": "object"}},
+    "defer_loading": None,
+}
+
+
+@pytest.mark.parametrize("contexts", ["whole", "served"])
+def test_tools_are_shown_in_the_form_of_an_engine_and_what_others_would_show_is_recorded(
+    tmp_path, folder, known, contexts
+):
+    samples = written(tmp_path / "data", [{"tools": [W], "messages": plain(ONE)}, {"messages": plain([ASK, SUNNY])}])
+    in_form = known.prompt(ONE[:1], tools=[AS_SGLANG]).tolist()
+    as_given = known.prompt(ONE[:1], tools=[W]).tolist()
+    assert in_form != as_given
+    unlike = {"sglang-0.5.21": ['adds "strict": false', "writes keys in another order"]}
+    without = {"vllm-0.33.0": ['leaves out "defer_loading"'], **unlike}
+    added = {
+        "sglang-0.5.23": ['adds "defer_loading": null'],
+        "sglang-0.5.21": ['adds "defer_loading": null', *unlike["sglang-0.5.21"]],
+    }
+    for tools_as, prompt, others in (("sglang-0.5.23", in_form, without), ("given", as_given, added)):
+        stage = tokenized(tmp_path / tools_as, folder, samples, TOOLS, contexts=contexts, tools_as=tools_as)
+        reader = TokenReader(stage.artifact(TokenShards))
+        assert prompt == reader.sample(0).input_ids[: len(prompt)].tolist()
+        assert (others, tools_as) == (reader.info["tools_unlike"], reader.info.get("tools_as", "given"))
+
+
+def test_tokens_without_tools_say_nothing_of_them(tmp_path, folder):
+    stage = tokenized(tmp_path, folder, written(tmp_path / "data", [{"messages": plain([ASK, SUNNY])}]), TOOLS)
+    assert not {"tools_as", "tools_unlike"} & TokenReader(stage.artifact(TokenShards)).info.keys()
+
+
+def test_a_special_token_counts_only_where_the_form_of_an_engine_shows_it(folder):
+    function = {**W["function"], "returns": "<|im_end|>"}
+    for tools_as, refused in (("given", True), ("vllm-0.33.0", False)):
+        template = encoder(folder, tools_as=tools_as).template
+        found = value_or_unusable(template.check, ONE, [{**W, "function": function}])
+        assert isinstance(found, Unusable) == refused
 
 
 def test_a_template_without_tools_ends_the_node_by_name(tmp_path, folder):

@@ -104,5 +104,16 @@ OTHER_ORDER = {
     "type": "function",
 }
 SHORT = {"type": "function", "function": {"name": "now", "parameters": PARAMETERS}}
+OTHER_KEYS = {
+    "type": "function",
+    "icon": "clock",
+    "defer_loading": True,
+    "function": {"name": "later", "returns": {"type": "string"}, "description": None, "strict": False},
+}
 # As clients may give them; engines rewrite some of them for the chat template.
-TOOL_LISTS = {"one": TOOLS, "keys in another order": [OTHER_ORDER, *TOOLS], "without a description": [SHORT, *TOOLS]}
+TOOL_LISTS = {
+    "one": TOOLS,
+    "keys in another order": [OTHER_ORDER, *TOOLS],
+    "without a description": [SHORT, *TOOLS],
+    "other keys": [OTHER_KEYS, *TOOLS],
+}

@@ -10,11 +10,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
+from agent_rows import NAME
 from attrs import define, field, frozen
 from PIL import Image
 from transformers import AutoTokenizer
@@ -24,6 +25,7 @@ from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
 
 Body = dict[str, Any]
+IDS = ("srv1", "srv2", "srv3")  # of calls
 
 
 @frozen
@@ -41,7 +43,7 @@ class Fault:
 
 def is_probe(body: Body) -> bool:
     """Whether a request only checks that the server answers at all."""
-    return body["max_tokens"] == 1 and [{"role": "user", "content": "Hello"}] == body["messages"]
+    return body["max_tokens"] == 1 and [{"role": "user", "content": "Hello"}] == body.get("messages")
 
 
 @define(eq=False)
@@ -93,7 +95,8 @@ class ChatServer:
             return 401, {}, {"error": {"message": f"no such key: {authorization}"}}
         if path == "/v1/models":
             return 200, {}, {"object": "list", "data": [{"id": self.model, "owned_by": self.owner}]}
-        if path != "/v1/chat/completions" or body is None:
+        by_ids = path == "/v1/completions" and self.owner == "vllm" and body is not None and "prompt" in body
+        if body is None or not (by_ids or (path == "/v1/chat/completions" and "messages" in body)):
             return 404, {}, {"detail": "Not Found"}
         with self._lock:
             self._in_flight += 1
@@ -153,16 +156,30 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-def response(text: str, finish_reason: str = "stop", usage: Mapping[str, int] | None = None, **more: Any) -> Body:
+def response(
+    text: str | None, finish_reason: str = "stop", usage: Mapping[str, int] | None = None, **more: Any
+) -> Body:
     message = {"role": "assistant", "content": text}
     choice = {"index": 0, "message": message, "finish_reason": finish_reason, **more}
     return {"object": "chat.completion", "choices": [choice], "usage": usage}
+
+
+def called(*cities: str, name: str = NAME, ids: Sequence[str] = IDS, content: str | None = None, **more: Any) -> Body:
+    """An answer in which the server's parser found calls for the cities."""
+    made = [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": json.dumps({"city": city})}}
+        for call_id, city in zip(ids, cities, strict=False)
+    ]
+    answer = response(content, "tool_calls", **more)
+    answer["choices"][0]["message"]["tool_calls"] = made
+    return answer
 
 
 @define(eq=False, slots=False)
 class TinyModel:
     """A model that answers requests with transformers' template, processor and `generate`, once per distinct request.
 
+    Token ids in a request, as `input_ids` of a chat (SGLang) or `prompt` (vLLM), are the prompt.
     changed: applied to the messages first, for a server whose template differs.
     """
 
@@ -186,12 +203,19 @@ class TinyModel:
         stopped = tokens[-1] in self.processor.eos_token_ids
         skip = body.get("skip_special_tokens", True)
         text = self.tokenizer.decode(tokens[:-1] if stopped else tokens, skip_special_tokens=skip)
-        ids = {"response_token_ids": tokens} if body.get("return_token_ids") else {}
         usage = {"prompt_tokens": prompt, "completion_tokens": len(tokens)}
-        return response(text, "stop" if stopped else "length", usage, **ids)
+        end = "stop" if stopped else "length"
+        if "prompt" in body:
+            choice = {"index": 0, "text": text, "finish_reason": end, "token_ids": tokens}
+            return {"object": "text_completion", "choices": [choice], "usage": usage}
+        ids = {"response_token_ids": tokens} if body.get("return_token_ids") else {}
+        return response(text, end, usage, **ids)
 
     def _generated(self, body: Body) -> tuple[list[int], int]:
         """Generate an answer; returns its tokens, and the length of the prompt."""
+        given = body.get("input_ids") or body.get("prompt")
+        if given:
+            return self._continued(body, torch.tensor([given]), {})
         messages, images = [], []
         for message in self.changed(body["messages"]):
             parts = message["content"]
@@ -214,6 +238,9 @@ class TinyModel:
         prompt = torch.tensor([self.tokenizer(text)["input_ids"]])
         if images:
             arguments["mm_token_type_ids"] = (prompt == self.processor.image_token_id).int()
+        return self._continued(body, prompt, arguments)
+
+    def _continued(self, body: Body, prompt: torch.Tensor, arguments: dict[str, Any]) -> tuple[list[int], int]:
         self.loaded.forget_positions()
         torch.manual_seed(body.get("seed", 0))
         sampled = body["temperature"] > 0

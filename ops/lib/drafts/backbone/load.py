@@ -59,16 +59,22 @@ def import_record(directory: Path) -> Mapping[str, Any] | None:
 def read_weights(directory: Path) -> dict[str, Tensor]:
     """The tensors of a draft, by their names in the contract, whichever engine it was exported for.
 
-    Raises DataError where a file is missing or damaged.
+    Without a readable config, whose reader says so, they keep the file's. Raises DataError where the file is missing
+    or damaged.
     """
     path = directory / WEIGHTS
     try:
-        own_name = optional_part(read_config(directory), "contract_name", str)
-        return {own_name(name): tensor for name, tensor in load_file(path).items()}
+        tensors = load_file(path)
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except SafetensorError as error:
         raise DataError(f"{path} is damaged: {error}") from error
+    try:
+        config = read_config(directory)
+    except DataError:
+        return dict(tensors)
+    own_name = optional_part(config, "contract_name", str)
+    return {own_name(name): tensor for name, tensor in tensors.items()}
 
 
 def stored_tensors(path: Path) -> Stored:

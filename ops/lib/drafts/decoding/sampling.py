@@ -30,19 +30,31 @@ def uniform_draws(seed: int, sample_id: str, purpose: int | str, count: int) -> 
     return torch.from_numpy(bits * 2.0**-53)
 
 
-def choose(logits_PV: Tensor, draws_P: Tensor, temperature: float, top_p: float = 1.0) -> Tensor:
+def choose(
+    logits_PV: Tensor,
+    draws_P: Tensor,
+    temperature: float,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+) -> Tensor:
     """One token from each distribution, int64 [P]: the most likely one at temperature 0, else the one that the draw
     hits.
 
-    top_p: only the most likely tokens that together reach this probability count.
+    top_k: only the k most likely tokens count, 0 for all. top_p: of these only the most likely that together reach this
+    probability. min_p: of these only those with at least this share of the probability of the most likely one. The
+    order is that of transformers.
     """
     if temperature == 0:
         return logits_PV.argmax(-1)
     probabilities_PV = probabilities(logits_PV, temperature)
-    if top_p < 1:
+    if top_p < 1 or top_k or min_p:
         ordered_PV, order_PV = probabilities_PV.sort(dim=-1, descending=True, stable=True)
+        if top_k:
+            ordered_PV, order_PV = ordered_PV[..., :top_k], order_PV[..., :top_k]
+            ordered_PV = ordered_PV / ordered_PV.sum(-1, keepdim=True)
         before_PV = ordered_PV.cumsum(-1) - ordered_PV
-        kept_PV = ordered_PV * (before_PV < top_p)
+        kept_PV = ordered_PV * ((before_PV < top_p) & (ordered_PV >= min_p * ordered_PV[..., :1]))
         probabilities_PV = torch.zeros_like(probabilities_PV).scatter(-1, order_PV, kept_PV)
     return token_at(probabilities_PV, draws_P)
 

@@ -288,6 +288,7 @@ def test_weights_that_take_too_long_are_tried_in_part_and_the_copy_is_heeded(
     assert f"info: {said}" in capsys.readouterr().out
     copy, weights = kept_probes(tmp_path / "stage" / "out")
     assert [LAYERS, HEAD, EMBEDDING] == [check.name for check in weights.checks] and () == weights.failed
+    assert [(passes, 5) for passes in range(1, 6)] == stage.progressed
     found = TargetStated.read(tmp_path / "stage" / "out", "0" * 64)
     assert copy.unverified == found.verifying_mistake != ""
 
@@ -303,6 +304,20 @@ def test_the_time_of_a_turn_covers_its_passes_and_tokens(monkeypatch: pytest.Mon
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: {0, 1})
     assert [3, 1, 0] == [measured_turns(size, 30) for size in (1_000_000_000, 15_000_000_000, 70_000_000_000)]
     assert "all checks take about 112 minutes on this CPU" in shortened(70_000_000_000, 30)
+
+
+def test_the_passes_over_the_weights_are_the_progress_of_load_target(tmp_path: Path) -> None:
+    stage = FakeStage(tmp_path / "stage", {})
+    load_target(LoadTarget(checkpoint=str(any_checkpoint("llama", tmp_path / "llama"))), stage)
+    done = [passes for passes, _ in stage.progressed]
+    assert {PASSES} == {total for _, total in stage.progressed}
+    assert [*range(1, len(done) + 1)] == done and PASSES / 2 < len(done) <= PASSES  # fewer in batches
+
+
+def test_checks_are_named_before_they_begin() -> None:
+    told: list[str] = []
+    assert () == probe_config(config_of("phi3"), told.append).failed
+    assert [LAYERS, HEAD, EMBEDDING, PADDING, SPECULATION, LENGTHS] == told  # the last but one gives BLOCKS too
 
 
 def test_weights_that_are_no_target_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -650,7 +665,7 @@ def test_a_lack_of_memory_for_a_copy_says_what_to_do_and_is_no_reason_against_th
         probe_config(config)
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(config)))
     probes.main()
-    assert json.loads(capsys.readouterr().out)["error"].startswith(said)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["error"].startswith(said)
 
 
 def test_a_probe_that_is_killed_names_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
