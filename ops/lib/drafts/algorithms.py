@@ -106,7 +106,9 @@ class ReadsContext(Protocol):
 
 @runtime_checkable
 class StartsFromOthers(Protocol):
-    """A mixin for the config of an algorithm whose training may start from more than its own drafts and plain DFlash's."""
+    """A mixin for the config of an algorithm whose training may start from drafts of others, too, not only from its own
+    and plain DFlash's.
+    """
 
     def start_mistake(self, parent: Algorithm) -> str:
         """What to do about a draft of this other config, from which a training cannot start; "" if it can.
