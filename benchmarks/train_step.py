@@ -2,7 +2,7 @@
 
     python benchmarks/train_step.py                                   # the three settings that the goals are set for
     python benchmarks/train_step.py --install-speculators             # creates the environment that speculators runs in
-    python benchmarks/train_step.py --algorithms                      # dflash2 and dspark beside plain DFlash
+    python benchmarks/train_step.py --algorithms                      # dflash2, dspark and lilicorr beside plain DFlash
     python benchmarks/train_step.py --context 1024 --anchors 128 --rounds 5 --chunk 64 --json figures.json
 
 One step is forward, loss and backward, no optimizer, of one sequence in float32. What is measured, and how:
@@ -32,11 +32,12 @@ from benchmarks.sides.problem import Sizes
 
 OURS, CHUNKED, DENSE, FLOOR, SPECULATORS = "ours", "ours, chunked", "dense reference", "matmul floor", "speculators"
 L1, DFLASH2, DSPARK = "ours with l1, chunked", "dflash2, chunked", "dspark, chunked"
+LILICORR = "lilicorr, chunked"
 PEERS = {DFLASH2: "speculators dflash2", DSPARK: "speculators dspark"}
 SPECFORGE = {CHUNKED: "SpecForge", DSPARK: "SpecForge dspark"}  # it has no DFlash2
 OTHERS = (SPECULATORS, *PEERS.values(), *SPECFORGE.values())
-OF_ALGORITHMS = (CHUNKED, L1, DFLASH2, DSPARK, *OTHERS)
-STEP_GOALS, MEMORY_GOAL = {DFLASH2: 1.20, DSPARK: 1.25}, 1.15  # beside plain DFlash, chunked
+OF_ALGORITHMS = (CHUNKED, L1, DFLASH2, DSPARK, LILICORR, *OTHERS)
+STEP_GOALS, MEMORY_GOAL = {DFLASH2: 1.20, DSPARK: 1.25, LILICORR: 1.35}, 1.15  # beside plain DFlash, chunked
 SIZES = [field.name for field in fields(Sizes) if field.name not in ("context", "anchors")]
 CONTEXTS, ANCHORS = (2048, 2048, 4096), (128, 256, 512)
 EXPONENT = 0.1
@@ -110,7 +111,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     options.add_argument("--context", type=int, nargs="+", help="context lengths, one a setting")
     options.add_argument("--anchors", type=int, nargs="+", help="numbers of anchors, one a setting")
     options.add_argument(
-        "--algorithms", action="store_true", help="the steps of dflash2 and dspark beside plain DFlash's"
+        "--algorithms", action="store_true", help="the steps of dflash2, dspark and lilicorr beside plain DFlash's"
     )
     options.add_argument("--rank", type=int, help="of their tables; default: a 16th of the hidden size")
     options.add_argument("--chunk", type=int, default=32, help="anchors in one pass of the chunked step")
@@ -134,7 +135,8 @@ def _sides(arguments: argparse.Namespace) -> list[Side]:
     ours, peer = "benchmarks.sides.ours", "benchmarks.sides.speculators_peer"
     chunk = ("--chunk", str(arguments.chunk))
     rank = () if arguments.rank is None else ("--rank", str(arguments.rank))
-    algorithms = {DFLASH2: ("--algorithm=dflash2", *rank), DSPARK: ("--algorithm=dspark", *rank)}
+    names = {DFLASH2: "dflash2", DSPARK: "dspark", LILICORR: "lilicorr"}
+    algorithms = {side: (f"--algorithm={name}", *rank) for side, name in names.items()}
     plain = Side(CHUNKED, ours, chunk)
     if arguments.algorithms:
         sides = [plain, Side(L1, ours, (*chunk, "--loss=l1"))]
@@ -144,7 +146,7 @@ def _sides(arguments: argparse.Namespace) -> list[Side]:
     if python := interpreter(arguments.speculators_venv):
         sides.append(Side(SPECULATORS, peer, python=python))
         if arguments.algorithms:
-            sides += [Side(PEERS[name], peer, options, python) for name, options in algorithms.items()]
+            sides += [Side(other, peer, algorithms[name], python) for name, other in PEERS.items()]
     if arguments.algorithms and find_spec("specforge"):
         own = {CHUNKED: (), **algorithms}
         sides += [Side(name, "benchmarks.sides.specforge_peer", own[side]) for side, name in SPECFORGE.items()]
@@ -200,8 +202,8 @@ def _algorithms_table(settings: Settings) -> str:
         pairs = [
             *((name, CHUNKED) for name in STEP_GOALS),
             (DSPARK, L1),
-            *((PEERS[name], SPECULATORS) for name in STEP_GOALS),
-            *((name, PEERS[name]) for name in STEP_GOALS),
+            *((other, SPECULATORS) for other in PEERS.values()),
+            *PEERS.items(),
             *SPECFORGE.items(),
         ]
         for above, below in pairs:

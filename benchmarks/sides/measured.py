@@ -63,9 +63,12 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--chunk", type=int, help="anchors in one pass, on sides that can; default: all at once")
     result.add_argument("--dtype", default="float32", choices=("float32", "float64", "bfloat16"))
     result.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    result.add_argument("--algorithm", default="dflash", choices=ALGORITHMS, help="of the draft")
+    result.add_argument("--algorithm", default="dflash", choices=(*ALGORITHMS, "lilicorr"), help="of the draft")
     result.add_argument(
-        "--rank", type=int, help="of the tables of dflash2 and dspark; default: a 16th of the hidden size"
+        "--rank",
+        type=int,
+        help="of the tables of dflash2 and dspark, and a quarter of lilicorr's width; default: a 16th of the hidden "
+        "size",
     )
     result.add_argument("--loss", help="of our side; default: dflash")
     result.add_argument("--attention", help="the peer's attention implementation, where it has several")

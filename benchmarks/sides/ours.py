@@ -26,6 +26,7 @@ from ops.lib.drafts.backbone.rope import rope_frequencies
 from ops.lib.drafts.backbone.step import Engine, MicroBatch
 from ops.lib.drafts.dflash2.config import Dflash2Options
 from ops.lib.drafts.dspark.config import DsparkOptions
+from ops.lib.drafts.lilicorr.config import LilicorrOptions
 from ops.lib.drafts.losses.kinds import Terms
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.sequence_parallel.exchange import Alone
@@ -53,9 +54,15 @@ def make_step(problem: Problem, arguments: argparse.Namespace) -> measured.Step:
 
 
 def terms(sizes: Sizes, algorithm: str, rank: int | None = None) -> Terms | None:
-    """The algorithm's table of train_dflash, with its defaults except for the rank; None for plain DFlash."""
+    """The algorithm's table of train_dflash, with its defaults except for sizes; None for plain DFlash.
+
+    LiLiCorr's width and factors are 4 times the rank: 1,024 for a hidden size of 4,096, as published.
+    """
+    rank = measured.rank_of(sizes, rank)
+    if algorithm == "lilicorr":
+        return LilicorrOptions(width=4 * rank, factors=4 * rank, heads=min(8, 4 * rank))
     options = {"dflash": None, "dflash2": Dflash2Options, "dspark": DsparkOptions}[algorithm]
-    return None if options is None else options(rank=measured.rank_of(sizes, rank))
+    return None if options is None else options(rank=rank)
 
 
 def sized(algorithm: str, own: Terms | None) -> Algorithm:

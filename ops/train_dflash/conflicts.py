@@ -8,7 +8,7 @@ from typing import Any
 
 from dsl.errors import ConfigError
 from ops.capture_targets.layers import check_layers, spread_layers
-from ops.lib.drafts.algorithms import plain
+from ops.lib.drafts.algorithms import Algorithm, StartsFromOthers, plain
 from ops.lib.drafts.backbone.config import LAYER_IDS, POSITIONS, DraftConfig, DraftConfigError
 from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.forecasts import (
@@ -283,12 +283,21 @@ def _warm_start(
             "of the draft (target_layer_ids)"
         )
     there_algorithm, here_algorithm = parent.shape.algorithm, shape.algorithm
-    if there_algorithm not in (plain(), here_algorithm):
+    if remedy := _other_start(there_algorithm, here_algorithm):
         wrong.append(
             f"algorithm: {there_algorithm.name} in the draft, {here_algorithm.name} in this training, or other sizes "
-            "of it: a training starts from a draft of its own algorithm or from plain DFlash"
+            f"of it: {remedy}"
         )
     return {"warm_start": "\n".join(wrong)} if wrong else {}
+
+
+def _other_start(there: Algorithm, here: Algorithm) -> str:
+    """What to do about a warm start from a draft of an algorithm that cannot start this one; "" if it can."""
+    if there in (plain(), here):
+        return ""
+    if isinstance(here, StartsFromOthers):
+        return here.start_mistake(there)
+    return "a training starts from a draft of its own algorithm or from plain DFlash"
 
 
 def _shown(value: Any) -> str:

@@ -105,6 +105,19 @@ class ReadsContext(Protocol):
 
 
 @runtime_checkable
+class StartsFromOthers(Protocol):
+    """A mixin for the config of an algorithm whose training may start from drafts of others, too, not only from its own
+    and plain DFlash's.
+    """
+
+    def start_mistake(self, parent: Algorithm) -> str:
+        """What to do about a draft of this other config, from which a training cannot start; "" if it can.
+
+        Where it can, tensors of the same name are kept, the other ones of the draft are dropped.
+        """
+
+
+@runtime_checkable
 class PlainLogits(Protocol):
     """A mixin for the config of an algorithm whose logits engines make without scale and soft cap of the target's."""
 

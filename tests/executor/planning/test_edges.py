@@ -302,6 +302,10 @@ ROWS = {
         ["train.algorithm=dflash2"],
         ("again.warm_start", "algorithm: dflash2 in the draft, dflash in this training"),
     ),
+    "a warm start that would lose convolutions": (
+        ["train.algorithm=dflash2", "again.algorithm=lilicorr", "capture.final_hidden=true"],
+        ("again.warm_start", "set lilicorr.conv = true, lilicorr.taps = 2 and lilicorr.group = 16"),
+    ),
     "no GPU": (["train.launch.device=cuda"], ("train.launch.device", "torch finds no GPU here")),
     "ranks that cannot share a sequence": (
         ["train.launch.kind=ranks", "train.launch.nproc=2", "train.launch.sp_degree=2", "shard.pad_multiple=1"],

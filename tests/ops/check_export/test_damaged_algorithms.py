@@ -11,7 +11,7 @@ from damaged_cases import RANDOM, REWRITE, edit_config, edit_tensors, mistakes
 from gate_cases import ALGORITHMS, check, with_algorithm
 
 from ops.lib.drafts.backbone.load import load_draft, stored_tensors
-from ops.lib.drafts.lilicorr.config import OLD_ENGINE, contract_name, stored_name
+from ops.lib.drafts.lilicorr.config import OLD_ENGINE, SERVED, contract_name, stored_name
 
 NEST = "dflash_config"
 CONVOLUTIONS = ("conv_kernel_size", "conv_group_size")
@@ -209,11 +209,26 @@ FIELDS = {
         None,
     ),
     "LiLiCorr as plain DFlash": ("lilicorr", plain, ["architectures must be"], f"{IN_SILENCE}: without its lattice"),
-    "no scale of the cosines": (
+    **{
+        f"LiLiCorr without {name}": (
+            "lilicorr",
+            drop(name, nest=NEST),
+            [f"{NEST}.{name} is missing"],
+            "refuses to start",
+        )
+        for name in SERVED.values()
+    },
+    "LiLiCorr without lilicorr_enabled": (
         "lilicorr",
-        drop("lilicorr_logit_scale", nest=NEST),
-        [f"{NEST}.lilicorr_logit_scale is missing"],
-        "refuses to start",
+        drop("lilicorr_enabled", nest=NEST),
+        [f"{NEST}.lilicorr_enabled is missing"],
+        "takes it for true",
+    ),
+    "LiLiCorr without both fields of its convolutions": (
+        "lilicorr",
+        drop(*CONVOLUTIONS, nest=NEST),
+        [f"{NEST}.{n} is missing" for n in CONVOLUTIONS],
+        "refuses to start (ValueError) where there are convolutions",
     ),
     "another scale of the cosines": (
         "lilicorr",
@@ -233,12 +248,17 @@ FIELDS = {
         [f"{NEST}.lilicorr_enabled is false, {TRAINED} true"],
         "refuses to start",
     ),
-    "half of the convolutions": (
-        "lilicorr",
-        drop("conv_group_size", nest=NEST),
-        [f"{NEST}.conv_group_size is missing"],
-        "refuses to start",
-    ),
+}
+# Of LiLiCorr, each another one than in ALGORITHMS.
+OTHER_SIZES = {
+    "candidates": 2,
+    "width": 4,
+    "layers": 2,
+    "heads": 1,
+    "mlp_ratio": 1.0,
+    "factors": 3,
+    "taps": 3,
+    "group": 4,
 }
 MISSING, STRAY = "is missing", "does not belong here"
 LAYERS = [f"layers.{layer}.{conv}_conv" for layer in (0, 1) for conv in ("attention", "mlp")]
@@ -298,6 +318,41 @@ def test_every_tensor_that_is_missing_or_named_otherwise_is_told(tmp_path, gate_
     for what, does, remedy in found:
         assert (RANDOM if what.endswith(MISSING) else "silently ignores an unknown tensor") in does
         assert REWRITE in remedy
+
+
+@pytest.mark.parametrize("part", ["lilicorr.", "rank_embedding", "kernel_projection", "base_kernel"])
+def test_every_tensor_of_lilicorr_that_is_missing_is_named_with_sglangs_refusal(tmp_path, gate_inputs, part):
+    inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS["lilicorr"])
+    dropped = [name for name in stored_tensors(inputs["draft"].path / "model.safetensors") if part in name]
+    edit_tensors(inputs, drop_tensors(part))
+    found = mistakes(tmp_path / "gate", inputs)
+    assert [f"model.safetensors: {name} {MISSING}" for name in sorted(dropped)] == [what for what, _, _ in found]
+    assert all("refuses to start (ValueError): it compares the names" in does for _, does, _ in found)
+
+
+@pytest.mark.parametrize(("size", "value"), OTHER_SIZES.items())
+def test_every_other_size_of_lilicorr_is_named_with_what_sglang_does(tmp_path, gate_inputs, size, value):
+    algorithm, served = ALGORITHMS["lilicorr"], SERVED[size]
+    inputs = with_algorithm(tmp_path, gate_inputs, algorithm)
+    edit_config(inputs, put(NEST, **{served: value}))
+    found = mistakes(tmp_path / "gate", inputs)
+    stated = f"config.json: {NEST}.{served} is {value}, {TRAINED} {getattr(algorithm, size)}"
+    (does,) = [does for what, does, _ in found if what == stated]
+    assert "refuses to start" in does or "stops at the weights' shapes" in does
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wrong"),
+    [
+        ("lilicorr_candidate_topk", 3, "must be a power of two up to 16, or engines refuse to start, got 3"),
+        ("lilicorr_candidate_topk", 32, "must be a power of two up to 16, or engines refuse to start, got 32"),
+        ("lilicorr_num_heads", 3, "3 does not divide width = 8"),
+    ],
+)
+def test_sizes_that_no_lattice_can_have_are_named(tmp_path, gate_inputs, field, value, wrong):
+    inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS["lilicorr"])
+    edit_config(inputs, put(NEST, **{field: value}))
+    assert f"config.json: {NEST}.{field}: {wrong}" in [what for what, _, _ in mistakes(tmp_path / "gate", inputs)]
 
 
 @pytest.mark.parametrize("engine", [None, OLD_ENGINE])

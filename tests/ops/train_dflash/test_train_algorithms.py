@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from draft_chain import make_inputs, make_plan, tiny_config, train_config
 from fake_stage import FakeStage, folder_digest
 from safetensors.torch import load_file
@@ -81,6 +82,60 @@ def test_any_algorithm_starts_from_a_plain_draft_and_none_from_another(tmp_path,
     other = "dspark" if name == "dflash2" else "dflash2"
     with pytest.raises(DataError, match=f"algorithm: {name} in the draft, {other} in this training"):
         train(tmp_path / "other", inputs | {"warm_start": started.artifact(Draft)}, other, max_steps=1)
+
+
+OF_LATTICE = {"candidates": 4, "width": 8, "heads": 2, "factors": 4, "group": 4, "cross_entropy": 1e-7, "regret": 0.0}
+STARTS = {  # the draft, whether what is trained from it has convolutions, and what it has of the draft's heads
+    "DFlash2": ("dflash2", Dflash2Options(rank=4, group=4, selector=0.0), True, ()),
+    "LiLiCorr with convolutions": ("lilicorr", LilicorrOptions(**OF_LATTICE, conv=True), True, ("lilicorr.",)),
+    "LiLiCorr without": ("lilicorr", LilicorrOptions(**OF_LATTICE), False, ("lilicorr.",)),
+    "LiLiCorr without, which gets them": ("lilicorr", LilicorrOptions(**OF_LATTICE), True, ("lilicorr.",)),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_lilicorr_starts_from_all_that_it_shares_with_drafts_of_dflash2_and_its_own(tmp_path, inputs, start):
+    name, own, conv, heads = STARTS[start]
+    parent = train(tmp_path / "parent", inputs, name, **{name: own})
+    given = inputs | {"warm_start": parent.artifact(Draft)}
+    once = {"seed": 5, "max_steps": 1, "lr": 1e-9, "log_every": 1}
+    lilicorr = once | {"lilicorr": LilicorrOptions(**OF_LATTICE, conv=conv)}
+    started, fresh = (train(tmp_path / str(i), each, "lilicorr", **lilicorr) for i, each in enumerate((given, inputs)))
+    again = train(tmp_path / "again", given, name, **once, **{name: own})
+    kept, found, drawn = (load_file(each.out_dir / "model.safetensors") for each in (parent, started, fresh))
+    shared = {each for each in kept if not each.startswith(("candidate_selector.", "lilicorr."))}
+    shared |= {each for each in kept if each.startswith(heads)}
+    assert found.keys() == drawn.keys() and shared == kept.keys() & found.keys()
+    for each, weight in found.items():
+        torch.testing.assert_close(weight, (kept if each in shared else drawn)[each], rtol=0, atol=1e-6)
+    loss, same, other = (stage.metric("train/loss")[0] for stage in (started, again, fresh))
+    assert loss == pytest.approx(same, rel=1e-5)
+    assert abs(loss - other) > 0.1
+    if heads:
+        assert started.metric("train/accuracy") == again.metric("train/accuracy")
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "remedy"),
+    [
+        (
+            "dflash2",
+            LilicorrOptions(**OF_LATTICE),
+            "the draft's backbone was trained with its convolutions: set lilicorr.conv = true, lilicorr.taps = 2 and "
+            "lilicorr.group = 16",
+        ),
+        ("dflash2", LilicorrOptions(**OF_LATTICE, conv=True), "lilicorr.taps = 2 and lilicorr.group = 16"),
+        ("lilicorr", LilicorrOptions(**OF_LATTICE), "lilicorr.conv = true, lilicorr.taps = 2 and lilicorr.group = 4"),
+        ("lilicorr", LilicorrOptions(**OF_LATTICE | {"width": 4}, conv=True), "set the sizes of lilicorr as in the"),
+        ("dspark", LilicorrOptions(**OF_LATTICE), "starts from a draft of DFlash, DFlash2 or LiLiCorr"),
+    ],
+)
+def test_a_start_that_would_lose_convolutions_or_change_the_lattice_is_refused(tmp_path, inputs, name, own, remedy):
+    parent = train(tmp_path / "parent", inputs, name, max_steps=1)
+    with pytest.raises(DataError) as caught:
+        train(tmp_path / "t", inputs | {"warm_start": parent.artifact(Draft)}, "lilicorr", lilicorr=own)
+    assert f"algorithm: {name} in the draft, lilicorr in this training, or other sizes of it: " in str(caught.value)
+    assert remedy in str(caught.value)
 
 
 @pytest.mark.parametrize(

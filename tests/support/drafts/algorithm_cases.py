@@ -13,16 +13,19 @@ from safetensors.torch import load_file, save_file
 from ops.artifacts import Draft
 from ops.lib.data.files import write_json
 from ops.lib.drafts.algorithms import Algorithm
-from ops.lib.drafts.backbone.config import to_serving
+from ops.lib.drafts.backbone.config import optional_part, to_serving
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.backbone.model import DraftModel
 
 # By which some tokens change, but not all.
-NOISE = {"layers": 0.03, "candidate_selector": 0.3, "markov_head": 1.0, "confidence_head": 1.0}
+NOISE = {"layers": 0.03, "candidate_selector": 0.3, "markov_head": 1.0, "confidence_head": 1.0, "lilicorr": 0.3}
 
 
-def grown(plain: Path, folder: Path, algorithm: Algorithm) -> Path:
-    """A serving directory of the algorithm on a plain draft's backbone, with heads that change tokens."""
+def grown(plain: Path, folder: Path, algorithm: Algorithm, engine: str | None = None) -> Path:
+    """A serving directory of the algorithm on a plain draft's backbone, with heads that change tokens.
+
+    engine: as in export_draft.
+    """
     config = attrs.evolve(load_draft(plain).config, algorithm=algorithm)
     model = DraftModel(config)
     model.initialise(0)
@@ -35,8 +38,12 @@ def grown(plain: Path, folder: Path, algorithm: Algorithm) -> Path:
             else:
                 weight.add_(torch.randn(weight.shape, generator=generator) * NOISE[name.partition(".")[0]])
     folder.mkdir()
-    write_json(folder / "config.json", to_serving(config))
-    save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
+    serving = to_serving(config)
+    serving["dflow"] |= {} if engine is None else {"engine": engine}
+    write_json(folder / "config.json", serving)
+    stored_name = optional_part(serving, "stored_name", lambda name, _engine: name)
+    weights = {stored_name(name, engine): weight for name, weight in model.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return folder
 
 

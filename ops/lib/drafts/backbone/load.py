@@ -15,8 +15,7 @@ from torch import Tensor
 
 from dsl.errors import DataError
 from ops.lib.data.files import read_object
-from ops.lib.drafts.algorithms import plain
-from ops.lib.drafts.backbone.config import DraftConfig, from_serving, optional_part
+from ops.lib.drafts.backbone.config import DraftConfig, contract_part, from_serving, optional_part
 from ops.lib.drafts.backbone.hooks import added_parameters
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.training.dtensors import load_whole
@@ -108,8 +107,9 @@ def random_draft(config: DraftConfig, seed: int, device: str = "cpu", dtype: tor
 def load_weights(model: DraftModel, directory: Path) -> None:
     """Load the weights of an exported draft or a DraftCheckpoint into a model to be trained (a warm start).
 
-    Any algorithm may start from a plain DFlash draft. The model may be sharded, and keeps its dtype. `conflicts` of
-    train_dflash has already compared the configs. Raises DataError where files or tensors are missing, unexpected or
+    Of what an algorithm adds to the backbone, tensors that the directory lacks stay as they start, and those that the
+    model lacks are dropped. The model may be sharded, and keeps its dtype. `conflicts` of train_dflash has already
+    compared the configs. Raises DataError where files or tensors are missing, unexpected or
     damaged.
     """
     for name in (CONFIG, WEIGHTS):
@@ -117,12 +117,11 @@ def load_weights(model: DraftModel, directory: Path) -> None:
             raise DataError(
                 f"{directory}: no {name}; a warm start needs an exported draft or the output of train_dflash"
             )
-    grows = (
-        from_serving(read_config(directory)).algorithm == plain()
-    )  # what the model's algorithm adds stays as it starts
-    tensors, parameters = read_weights(directory), dict(model.named_parameters())
-    new = added_parameters(model) if grows else frozenset()
-    parameters = {name: parameter for name, parameter in parameters.items() if name not in new}
+    config, added = read_config(directory), added_parameters(model)
+    own_name = optional_part(config, "contract_name", str)
+    of_parent = {own_name(name) for name in contract_part(config, "shapes")(config)}
+    tensors = {name: tensor for name, tensor in read_weights(directory).items() if name not in of_parent - added}
+    parameters = {name: each for name, each in model.named_parameters() if name not in added - of_parent}
     mistakes = [f"{name} is missing" for name in parameters if name not in tensors]
     mistakes += [f"{name} is unexpected" for name in tensors if name not in parameters]
     mistakes += [

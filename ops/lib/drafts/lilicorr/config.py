@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attrs import frozen, validators
+from attrs import evolve, frozen, validators
 
 from dsl.op import field
-from ops.lib.drafts.dflash2.config import AT_LEAST_1, convolution_shapes
+from ops.lib.drafts.dflash2.config import AT_LEAST_1, Dflash2, convolution_shapes
 from ops.lib.drafts.layout import Layout, masks_first
 
 if TYPE_CHECKING:
+    from ops.lib.drafts.algorithms import Algorithm
     from ops.lib.drafts.backbone.config import DraftConfig
 
 NEST = "dflash_config"
@@ -111,6 +112,22 @@ class Lilicorr:
         if self.taps > draft.block_size:
             mistakes.append(f"{field_name('taps')}: {self.taps} slots of a block of {draft.block_size}")
         return mistakes
+
+    def start_mistake(self, parent: Algorithm) -> str:
+        """What to do about a draft from which a training cannot start; "" for one with the same convolutions or none
+        that is DFlash2's, whose selector is dropped, or has the same lattice.
+        """
+        if not isinstance(parent, (Dflash2, Lilicorr)):
+            return "a training of LiLiCorr starts from a draft of DFlash, DFlash2 or LiLiCorr"
+        taps, group = parent.taps, parent.group
+        if taps and (taps, group) != (self.taps, self.group):
+            return (
+                "the draft's backbone was trained with its convolutions: set lilicorr.conv = true, "
+                f"lilicorr.taps = {taps} and lilicorr.group = {group}"
+            )
+        if isinstance(parent, Lilicorr) and evolve(parent, taps=self.taps, group=self.group) != self:
+            return "set the sizes of lilicorr as in the draft; only convolutions can be added"
+        return ""
 
     @property
     def mlp_width(self) -> int:

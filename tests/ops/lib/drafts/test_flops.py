@@ -9,11 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.long_context import QWEN3_8B
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.sizes import step_flops
+from ops.lib.drafts.block_context import BlockContext
 from ops.lib.drafts.dflash.config import Dflash
 from ops.lib.drafts.dflash2.config import Dflash2, Dflash2Options
 from ops.lib.drafts.dflash2.loss import block_losses
 from ops.lib.drafts.dflash2.model import Convolution
 from ops.lib.drafts.dspark.config import Dspark
+from ops.lib.drafts.lilicorr.config import Lilicorr
+from ops.lib.drafts.lilicorr.model import Correlator
 from ops.lib.drafts.losses.head import head_cross_entropy
 from ops.lib.drafts.losses.loss import Loss
 from ops.lib.drafts.losses.loss_request import Asked
@@ -92,6 +95,24 @@ def test_dflash2_counts_the_products_of_its_convolutions_and_selector_and_no_log
     )  # summed by the scores' slopes, which torch does not count
     selector = counted(with_selector) - counted(base_only) + rows_of_the_head
     assert 2 * config.num_hidden_layers * made + selector == W * algorithm.slot_flops(config)
+
+
+def test_lilicorr_counts_the_products_of_its_lattice_but_for_those_of_a_block_as_a_whole():
+    """Which are the projection of the context's end and its share of the vectors: some percent."""
+    algorithm, N = Lilicorr(candidates=8, width=32, heads=2, factors=24), 5
+    config = tiny_config(block_size=8, algorithm=algorithm)
+    C, M, V, S = algorithm.candidates, config.hidden_size, config.vocab_size, config.block_size - 1
+    hidden_NSM = torch.randn(N, S, M, requires_grad=True)
+    best = torch.randn(N, S, V, requires_grad=True).log_softmax(-1).topk(C)
+    context = BlockContext(torch.randn(V, M), torch.randn(N, M, requires_grad=True), torch.ones(N, dtype=torch.bool))
+    correlator = Correlator(config)
+
+    def run():
+        sum(each.sum() for each in correlator(best.indices, best.values, hidden_NSM, context)).backward()
+
+    rows_of_the_head = 2 * 2 * (C + 1) * M
+    expected = N * S * (algorithm.slot_flops(config) - rows_of_the_head)
+    assert expected == pytest.approx(counted(run), rel=0.05)
 
 
 def test_a_window_bounds_what_a_sliding_layer_sees():
