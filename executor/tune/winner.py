@@ -27,7 +27,7 @@ def default_path(file: Path) -> Path:
 def check_writable(path: Path) -> None:
     """Check that the file is not one of the user's. Raises DflowError."""
     if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(MARK):
-        raise DflowError(f"{path}: there is a file that dflow tune did not write; name another by -o FILE")
+        raise DflowError(f"{path}: there is a file that `dflow tune` did not write; name another by -o FILE")
 
 
 def write_winner(path: Path, file: Path, trials: Trials, decision: Decision) -> bool:

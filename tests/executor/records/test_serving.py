@@ -1,6 +1,7 @@
 """What is being served is in use."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 from imitated_runs import run, toy_pipeline
@@ -41,7 +42,7 @@ def test_what_a_killed_server_left_keeps_nothing(toy):
 def test_the_command_serves_under_that_lock(toy, monkeypatch):
     record = find_record(toy.store / "records", None)
     seen = []
-    monkeypatch.setattr("executor.model_tools.serve.find_served", lambda *_: None)
+    monkeypatch.setattr("executor.model_tools.serve.find_served", lambda *_: SimpleNamespace(best_blocks={}))
     monkeypatch.setattr("executor.model_tools.serve._serve", lambda *_: seen.append(is_served(record.folder)))
     serve_run(
         ServeOptions(store=toy.store, run=None, node=None, engine="sglang", host="h", port=1, check=True, extra=[])
