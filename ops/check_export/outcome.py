@@ -171,7 +171,7 @@ def card_text(outcome: Outcome) -> str:
         text = ", ".join(f"{number(tau['tau'])} ({interval_text(tau, '-')}) in blocks of {size}" for size, tau in taus)
         parts.append(
             f"By block size, tau is {text}. Shorter blocks cost less per step, which counts with many concurrent "
-            "requests (`dflow serve --block-size N`); the speed-up of each depends on the machine: `dflow report` has it."
+            "requests (`dflow serve --block-size N`); the speed-up of each depends on the machine: see `dflow report`."
         )
     if not outcome.engine:
         parts.append(f"{UNSERVED[0].upper()}{UNSERVED[1:]}.")
