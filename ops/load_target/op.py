@@ -19,7 +19,7 @@ def _is_day(_config: object, attribute: Any, value: str) -> None:
 
 
 @op(
-    version=1,
+    version=2,
     run="ops.load_target.run:load_target",
     key_libraries=("transformers",),
     single_process=True,
@@ -48,7 +48,7 @@ class LoadTarget:
         keyed_default=False,
         validator=validators.optional(_is_day),
         help='a day ("2026-01-31") that the chat template writes in the place of today\'s, in all later nodes and in '
-        "serving; default: 2024-07-26 in all later nodes, and today's in serving",
+        "serving; default: 2025-01-01 for a template that writes today's",
     )
     measure_minutes: float = field(
         default=30.0,

@@ -17,9 +17,9 @@ from ops.lib.target.checkpoint_check import (
     chat_template_mistakes,
     date_mistakes,
     ends_mistakes,
+    loaded_template_notes,
     loading_mistakes,
     running_mistake,
-    template_notes,
 )
 from ops.lib.target.checkpoint_files import WEIGHTS
 from ops.lib.target.probed import is_measured, kept_probes, measured_turns, measuring_time, shortened
@@ -119,8 +119,8 @@ def _notes(config: LoadTarget) -> tuple[str, ...]:
         return ()
     given = config.mask_token_id
     warning = None if given is None else mask_warning(Path(config.checkpoint), given)
-    of_template = template_notes(config.chat_template, config.checkpoint, config.template_date)
-    return tuple(f"warning: {each}" for each in (warning, *of_template) if each is not None)
+    of_template = loaded_template_notes(config.chat_template, config.checkpoint, config.template_date)
+    return (*((f"warning: {warning}",) if warning else ()), *of_template)
 
 
 def find_config(checkpoint: str, revision: str | None, root: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from ops.lib.vision.chat_template import read_chat_template, replace_chat_templa
 from ops.lib.vision.family_config import is_qwen
 from ops.lib.vision.processor import load_processor
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR
-from ops.lib.vision.template_kinds import read_day, template_warnings, with_day
+from ops.lib.vision.template_kinds import DAY, pinned, pinned_note, read_day, template_warnings, with_day
 from ops.load_target.op import LoadTarget
 
 
@@ -53,9 +53,13 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     chat_template = read_chat_template(config.chat_template)
     processor = load_processor(str(directory), trust_remote_code=trust, chat_template=chat_template)
     template = processor.tokenizer.get_chat_template()
-    if config.template_date is not None:
-        template = with_day(template, read_day(config.template_date), str(directory))
-        chat_template = template
+    day = config.template_date
+    if day is not None:
+        template = chat_template = with_day(template, read_day(day), str(directory))
+    elif isinstance(processor.tokenizer.chat_template, str) and (note := pinned_note(template, config.checkpoint)):
+        stage.info(note)
+        template = chat_template = pinned(template)
+        day = str(DAY)
     for found in template_warnings([template], processor.special_tokens):
         stage.warn(found)
     mask_token_id = processor.mask_token_id if config.mask_token_id is None else config.mask_token_id
@@ -68,6 +72,8 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
         stage.warn(warning)
     if not Path(config.checkpoint).is_dir():  # a path is content, not a name
         info |= {"model_id": config.checkpoint, "revision": config.revision}
+    if day is not None:
+        info["template_date"] = day
     probes = _probe(directory, info, config.measure_minutes, stage)
     copy_files(directory, stage.out_dir / "model", patterns(trust))
     if chat_template is not None:

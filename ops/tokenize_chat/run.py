@@ -29,6 +29,7 @@ from ops.lib.target.fetch import find_processor
 from ops.lib.vision.chat_template import read_chat_template
 from ops.lib.vision.images import strict_pillow
 from ops.lib.vision.processor import Processor, load_processor
+from ops.lib.vision.template_kinds import DAY, writes_today
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.conflicts import SERVED, conflicts, tools_warning
 from ops.tokenize_chat.encode import TOO_FEW_LOSS_TOKENS, TOO_LONG, ChatEncoder, tokenize_rows
@@ -175,7 +176,8 @@ def write_tokens(
         )
     if not (tally.splits["train"] or config.prompts_only):
         raise DataError(f"no sample is left in the train split:\n{tally.reasons() or '  the input is empty'}")
-    write_json(stage.out_dir / "tokens.json", tokens_info(config, processor, writer.shards, unlike))
+    day = written_day(processor, stage.inputs.get("target"))
+    write_json(stage.out_dir / "tokens.json", tokens_info(config, processor, writer.shards, unlike, day))
     preview.write(stage.out_dir / "preview.html")
     stage.log({"tokenize/tokens": writer.tokens, "tokenize/loss_tokens": writer.loss_tokens}, step=0)
     if config.contexts == "served":
@@ -353,10 +355,17 @@ def label(row: Row, turn: int | None) -> str:
     return "".join(next(map(texts_of, answers), ()))
 
 
+def written_day(processor: Processor, target: TargetModel | None) -> str | None:
+    """The day that the chat template writes in the place of today's, YYYY-MM-DD; None if it writes none."""
+    if writes_today(processor.tokenizer.get_chat_template()):
+        return str(DAY)
+    return None if target is None else read_json(target.path / "target.json").get("template_date")
+
+
 def tokens_info(
-    config: TokenizeChat, processor: Processor, shards: list[dict[str, Any]], unlike: ToolsUnlike
+    config: TokenizeChat, processor: Processor, shards: list[dict[str, Any]], unlike: ToolsUnlike, day: str | None
 ) -> dict[str, Any]:
-    """The content of tokens.json."""
+    """The content of tokens.json. day: as `written_day` gives it."""
     return {
         "format": 1,
         "mask_token_id": processor.mask_token_id,
@@ -370,6 +379,7 @@ def tokens_info(
         **({"images_of": processor.images_of} if processor.images_of else {}),
         "pixel_limits": processor.pixel_limits,
         "enable_thinking": config.enable_thinking,
+        **({} if day is None else {"template_date": day}),
         **({} if config.tools_as == GIVEN else {"tools_as": config.tools_as}),
         **({"tools_unlike": unlike.by_engine} if unlike.by_engine else {}),
         "shards": shards,

@@ -25,7 +25,7 @@ from ops.lib.target.stored_weights import StoredTensor, UnknownEnd, find_ends, h
 from ops.lib.target.token_ids import check_added_tokens, check_ends
 from ops.lib.vision.family_config import check_family_config, check_model_type, is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, processor_mistakes, template_texts
-from ops.lib.vision.template_kinds import read_day, template_warnings, with_day
+from ops.lib.vision.template_kinds import pinned_note, read_day, template_warnings, thought_warning, with_day
 
 State = tuple[tuple[str, int, int, int], ...]
 POINTER = b"version https://git-lfs"
@@ -215,12 +215,20 @@ def date_mistakes(day: str | None, chat_template: str | None, checkpoint: str) -
     return {"template_date": mistakes[0][0]} if mistakes and all(mistakes) else {}
 
 
-def template_notes(chat_template: str | None, checkpoint: str | None, day: str | None = None) -> tuple[str, ...]:
-    """Warnings of what the chat template does that answers and servers depend on; none for a model id.
+def template_notes(chat_template: str | None, checkpoint: str | None) -> tuple[str, ...]:
+    """Warnings of what the chat template does that answers and servers depend on; none for a model id."""
+    return template_warnings(_templates(chat_template, checkpoint))
 
-    day: one that takes the place of today's.
+
+def loaded_template_notes(chat_template: str | None, checkpoint: str, day: str | None = None) -> tuple[str, ...]:
+    """The notes on the chat template of a target that is loaded, in which a fixed day takes the place of today's.
+
+    day: the one that is set, None for the default. Warnings begin with "warning: "; none for a model id.
     """
-    return template_warnings(_templates(chat_template, checkpoint), day=day)
+    texts = _templates(chat_template, checkpoint)
+    note = pinned_note(texts[0], chat_template or checkpoint) if day is None and len(texts) == 1 else ""
+    warnings = template_warnings(texts) if day is None and not note else filter(None, [thought_warning(texts)])
+    return (*filter(None, [note]), *(f"warning: {each}" for each in warnings))
 
 
 def _templates(chat_template: str | None, checkpoint: str | None) -> list[str]:

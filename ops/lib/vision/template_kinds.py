@@ -12,7 +12,7 @@ from datetime import date, datetime
 
 from dsl.errors import DataError
 
-DAY = datetime(2024, 7, 26)
+DAY = date(2025, 1, 1)
 CLOCK, DATE = "strftime_now", "date_string"
 ANY_CALL = re.compile(rf"{CLOCK}\s*\(")
 CALL = re.compile(rf"""{CLOCK}\(\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\)""")
@@ -39,6 +39,18 @@ def read_day(text: str) -> date:
         raise ValueError(f"must be a day like 2026-01-31, and {json.dumps(text)} is none") from None
 
 
+def writes_today(template: str) -> bool:
+    """Whether a template asks for the day on which it is rendered."""
+    return ANY_CALL.search(template) is not None
+
+
+def pinned(template: str) -> str:
+    """The template with DAY in the place of today's, as it is if it writes none or in a way that cannot be replaced."""
+    if not writes_today(template) or writes_today(CALL.sub("", template)):
+        return template
+    return with_day(template, DAY, "")
+
+
 def with_day(template: str, day: date, source: str) -> str:
     """The template with a fixed day in the place of today's, and as its `date_string`.
 
@@ -47,7 +59,7 @@ def with_day(template: str, day: date, source: str) -> str:
     if CLOCK not in template and DATE not in template:
         raise DataError(f"the chat template of {source} writes no day: remove template_date")
     fixed = CALL.sub(lambda call: json.dumps(day.strftime(call[1] if call[2] is None else call[2])), template)
-    if ANY_CALL.search(fixed):
+    if writes_today(fixed):
         raise DataError(
             f"the chat template of {source} calls {CLOCK} with something else than a plain text, so template_date "
             "cannot take its place: give chat_template a copy that has the day"
@@ -56,27 +68,37 @@ def with_day(template: str, day: date, source: str) -> str:
     return f'{{%- set {DATE} = "{day:%d %b %Y}" %}}\n{fixed}' if DATE in template else fixed
 
 
-def template_warnings(
-    templates: Iterable[str], special_tokens: Collection[str] | None = None, day: str | None = None
-) -> tuple[str, ...]:
+def template_warnings(templates: Iterable[str], special_tokens: Collection[str] | None = None) -> tuple[str, ...]:
     """Warnings of what chat templates do that answers and servers depend on: days, and thoughts in special tokens.
 
-    special_tokens: the tokenizer's, None where they are not known. day: one that takes the place of today's.
+    special_tokens: the tokenizer's, None where they are not known.
     """
     texts = list(templates)
-    found = ("" if day is not None else day_warning(texts), thought_warning(texts, special_tokens))
+    found = (day_warning(texts), thought_warning(texts, special_tokens))
     return tuple(warning for warning in found if warning)
 
 
 def day_warning(templates: Iterable[str]) -> str:
     """A warning where a template writes today's day, which differs between training and serving; else empty."""
-    if not any(map(ANY_CALL.search, templates)):
+    if not any(map(writes_today, templates)):
         return ""
     return (
-        f"the chat template writes today's date ({CLOCK}): all that is rendered here has {DAY:%Y-%m-%d}, and a server "
-        'writes the day on which it answers, also with backend = "endpoint". Set template_date = "YYYY-MM-DD" of '
-        "load_target: the target's chat_template.jinja, which the gate and `dflow serve` use, then has that day; give "
-        "other servers that file (--chat-template)"
+        f"the chat template writes today's date ({CLOCK}): all that is rendered here has {DAY}, and a server writes "
+        'the day on which it answers, also with backend = "endpoint". Give chat_template a copy that has the day, here '
+        "and to the server (--chat-template)"
+    )
+
+
+def pinned_note(template: str, source: str) -> str:
+    """What is said of a template in which `pinned` puts a fixed day; empty for others.
+
+    source: the checkpoint or the file that has it.
+    """
+    if template == pinned(template):
+        return ""
+    return (
+        f"the chat template of {source} writes today's date; template_date = {DAY} is used, also by the gate and "
+        "`dflow serve`; give other servers the target's chat_template.jinja (--chat-template)"
     )
 
 

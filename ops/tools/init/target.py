@@ -16,7 +16,7 @@ from dsl.imports import child_environment, module_command
 from ops.capture_targets.layers import spread_layers
 from ops.lib.data.files import shown_json
 from ops.lib.forecasts import read_target_config
-from ops.lib.target.checkpoint_check import checkpoint_mistakes, sizes_in, template_notes
+from ops.lib.target.checkpoint_check import checkpoint_mistakes, loaded_template_notes, sizes_in
 from ops.lib.target.probed import MEASURING_COPY, in_silence, probe_of_copy
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
@@ -206,7 +206,7 @@ def measured(
     show: called before what takes long, with its time; detail: while it goes on. Raises DataError where it cannot be a
     target.
     """
-    of_template = [f"target: {note}" for note in template_notes(None, target.checkpoint)]
+    of_template = [f"target: {note}" for note in loaded_template_notes(None, target.checkpoint)]
     if is_qwen(target.config):
         return Measured([])
     kind = target.config.get("model_type")

@@ -25,6 +25,7 @@ from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.files import read_json
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader
+from ops.lib.target.model import target_info
 from ops.lib.vision.template_kinds import day_warning, thought_warning, with_day
 from ops.load_target.op import LoadTarget
 from ops.load_target.plan import estimate, missing_here
@@ -107,15 +108,16 @@ def test_a_template_that_writes_the_day_gives_the_same_on_two_days_and_what_temp
 ):
     with_template(checkpoint, template)
     fixed = loaded(checkpoint, tmp_path / "default")
+    assert "2025-01-01" == target_info(fixed)["template_date"]
     dated = loaded(checkpoint, tmp_path / "dated", template_date="2026-01-31")
-    days = {"2024-07-26", "26 Jul 2024"}, {"2026-01-31", "31 Jan 2026"}
+    days = {"2025-01-01", "01 Jan 2025"}, {"2026-01-31", "31 Jan 2026"}
     ids = []
     for target, expected in zip((fixed, dated), days, strict=True):
         prompts = prompts_of(target)
         text = prompts.encoder.template.render([ASK], prompt=True)
         assert text.partition("Today: ")[2].partition("\n")[0] in expected
         ids.append(prompts.encoder.prompt([ASK]).tolist())
-        assert (target is fixed) == bool(prompts.warnings)
+        assert [] == prompts.warnings
 
         own = AutoTokenizer.from_pretrained(target.path / "model")
         shared = (own.chat_template, dict(own.special_tokens_map))
@@ -127,25 +129,63 @@ def test_a_template_that_writes_the_day_gives_the_same_on_two_days_and_what_temp
             here.add(render(shared, item)["texts"][0][1])
             served.add(own.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         assert {text} == here
-        assert (served == here) if target is dated else len(served) == 2
+        assert served == here
     assert ids[0] != ids[1]
 
 
-def test_the_day_of_a_template_is_warned_of_where_none_is_set_by_plan_init_and_the_node(checkpoint, tmp_path, capsys):
+def test_plan_init_and_the_node_say_which_day_a_template_has(checkpoint, tmp_path, capsys):
     config = LoadTarget(checkpoint=str(with_template(checkpoint, CLOCK)))
-    [note] = [note.removeprefix("warning: ") for note in estimate(config, CONTEXT).notes]
-    assert "has 2024-07-26, and a server writes the day on which it answers" in note and "template_date" in note
+    [note] = estimate(config, CONTEXT).notes
+    said = f"the chat template of {checkpoint} writes today's date; template_date = 2025-01-01 is used"
+    assert note.startswith(said) and "warning" not in note
     assert f"target: {note}" in measured(read_target(str(checkpoint))).lines
-    server = {"backend": "endpoint", "endpoint": "http://host/v1", "model": "m", "processor": str(checkpoint)}
-    answers = RegenerateAnswers(samples=Ref("inject"), **server)
-    context = evolve(CONTEXT, inputs={"target": None, "samples": None})
-    assert (note,) == estimate_answers(answers, context).notes
     loaded(checkpoint, tmp_path / "default")
-    assert f"warning: {note}" in capsys.readouterr().out
+    assert note in capsys.readouterr().out
 
     assert () == estimate(evolve(config, template_date="2026-01-31"), CONTEXT).notes
     loaded(checkpoint, tmp_path / "dated", template_date="2026-01-31")
-    assert "a server writes" not in capsys.readouterr().out
+    assert said not in capsys.readouterr().out
+
+
+def test_a_server_that_writes_its_own_day_is_warned_of(checkpoint):
+    with_template(checkpoint, CLOCK)
+    server = {"backend": "endpoint", "endpoint": "http://host/v1", "model": "m", "processor": str(checkpoint)}
+    answers = RegenerateAnswers(samples=Ref("inject"), **server)
+    [note] = estimate_answers(answers, evolve(CONTEXT, inputs={"target": None, "samples": None})).notes
+    assert "all that is rendered here has 2025-01-01, and a server writes the day on which it answers" in note
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["by_a_variable", "several_templates"])
+def test_a_template_in_which_no_day_can_be_put_is_warned_of_and_kept(several, checkpoint, tmp_path, capsys):
+    template = CLOCK if several else "{% set f = '%Y' %}{{ strftime_now(f) }}" + TURNS
+    with_template(checkpoint, template)
+    if several:
+        (checkpoint / "additional_chat_templates").mkdir()
+        (checkpoint / "additional_chat_templates" / "tool_use.jinja").write_text(TURNS)
+    [note] = estimate(LoadTarget(checkpoint=str(checkpoint)), CONTEXT).notes
+    assert note.startswith("warning: the chat template writes today's date")
+    target = loaded(checkpoint, tmp_path / "target")
+    assert note in capsys.readouterr().out
+    assert "template_date" not in target_info(target)
+    assert template == (target.path / "model" / "chat_template.jinja").read_text()
+
+
+@pytest.mark.parametrize(
+    ("template", "config", "day"),
+    [(CLOCK, {}, "2025-01-01"), (CLOCK, {"template_date": "2026-01-31"}, "2026-01-31"), (TURNS, {}, None)],
+    ids=["default", "set", "none"],
+)
+def test_tokens_name_the_day_that_their_template_writes(template, config, day, checkpoint, tmp_path):
+    target = loaded(with_template(checkpoint, template), tmp_path / "target", **config)
+    samples = write_samples(tmp_path / "samples", [conversation(("user", "What is it?"), ("assistant", "A ball."))])
+    by_target = FakeStage(tmp_path / "tokens", {"samples": samples, "target": target})
+    tokenize_chat(TokenizeChat(samples=Ref("inject"), target=Ref("target"), min_loss_tokens=1), by_target)
+    assert day == read_json(by_target.out_dir / "tokens.json").get("template_date")
+    by_processor = FakeStage(tmp_path / "of_checkpoint", {"samples": samples})
+    config = TokenizeChat(samples=Ref("inject"), processor=str(checkpoint), min_loss_tokens=1)
+    tokenize_chat(config, by_processor)
+    own = "2025-01-01" if template is CLOCK else None
+    assert own == read_json(by_processor.out_dir / "tokens.json").get("template_date")
 
 
 def test_a_template_date_that_no_template_takes_is_a_mistake(checkpoint, tmp_path):
