@@ -335,7 +335,7 @@ train.num_layers = [1, 2]
     assert f"{sum(one['generated'] for one in each) / sum(one['steps'] for one in each):.3f}" == shown[winner][3]
     assert "18 training steps" in out and "take 24 steps" in out
     page = Page.read(store / "tune" / "tiny.html")
-    assert [*trials, "plain decoding"] == sorted(row[0] for row in page.table("trials", "trial", "values"))
+    assert ["plain decoding", *trials] == sorted(row[0] for row in page.table("trials", "trial", "values"))
     plan = {row["id"]: row["cache"] for row in json.loads(dflow(store, "plan", str(best), "--json"))["nodes"]}
     assert ["train", "export", "eval", "check"] == [node for node, planned in plan.items() if planned != "hit"]
     assert {"train_3", "train_6"} < set(plan)

@@ -12,7 +12,7 @@ from dsl.graph import GraphNode
 from dsl.launch import Launch
 from dsl.op import OpSpec, Ref
 from dsl.op_table import all_ops
-from executor.keys.node_key import key_config
+from executor.keys.node_key import key_config, node_inputs
 
 LATE = [
     pytest.param(spec, name, id=f"{spec.name}.{name}")
@@ -52,3 +52,13 @@ def test_a_config_without_a_late_field_has_the_key_from_before_it_and_another_va
 def test_late_fields_are_found_in_the_ops() -> None:
     found = {param.id for param in LATE}
     assert {"ingest.default_tools", "tokenize_chat.contexts", "regenerate_answers.history", "evaluate.prompts"} <= found
+
+
+def test_an_edge_that_came_later_is_in_the_key_only_where_it_is_given() -> None:
+    spec = all_ops()["train_dflash"]
+    config = config_of(spec)
+    without = node_inputs(GraphNode("node", config, spec, Launch(), {"target": ("above",)}), str)
+    assert {"target": "above", "warm_start": None} == {name: without[name] for name in ("target", "warm_start")}
+    assert "continues" not in without
+    given = node_inputs(GraphNode("node", config, spec, Launch(), {"continues": ("above",)}), str)
+    assert "above" == given["continues"]
