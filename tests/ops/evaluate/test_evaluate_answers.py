@@ -236,7 +236,7 @@ def test_tau_by_kind_equals_a_walk_through_the_tokens_and_adds_up_to_all(kinds):
         config=config,
         use=DraftUse(target_layer_ids=(1,), mask_token_id=0, block_size=block),
         trained_block_size=block,
-        answered=Answered(0.0, 2, prompts, results, [], []),
+        answered=Answered(0.0, 2, block, prompts, results, [], []),
         further=[],
         kinds=of_tokens,
         inputs={},
