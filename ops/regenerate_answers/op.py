@@ -236,7 +236,7 @@ class RegenerateAnswers:
         default=False,
         keyed_default=False,
         help="set by `dflow run FILE --smoke N`: answers are drawn at random and all kept, so that a target trained "
-        "for a few steps gives some too; a few prompts are answered as the other fields say besides, and judged by them",
+        "for a few steps gives some too; a few prompts are answered as the other fields say, and judged by them",
     )
     batch_tokens: int = field(
         default=16384,
