@@ -25,7 +25,7 @@ from ops.lib.target.sizes import TargetSizes
 
 def run(folder, tokens, target, stop_after=None, **changes):
     stage = FakeStage(folder, {"tokens": tokens, "target": target}, stop_after=stop_after)
-    values = {"shard_tokens": 1500, "splits": ("val",), "final_hidden": True, **changes}
+    values = {"shard_tokens": 100, "splits": ("val",), "final_hidden": True, **changes}
     capture_targets(CaptureTargets(tokens=Ref("tokenize"), target=Ref("target"), **values), stage)
     return stage
 

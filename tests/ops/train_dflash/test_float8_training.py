@@ -10,7 +10,6 @@ from fake_stage import FakeStage
 from online_cases import ONLINE
 from safetensors.torch import load_file
 
-from dsl.errors import ConfigError
 from dsl.op import Ref
 from ops.artifacts import BatchPlan, TargetFeatures
 from ops.capture_targets.op import CaptureTargets
@@ -158,8 +157,3 @@ def test_an_online_training_in_float8_measures_the_error_and_has_nearly_the_curv
     assert captured[0] == captured[1]
     rows = sum(FeatureReader(float8, "train").lengths) + sum(FeatureReader(float8, "val").lengths)
     assert f"online: {rows * 6 * 132 / 1e9:.2f} GB of features" in capsys.readouterr().out
-
-
-def test_feature_dtype_of_a_training_is_for_features_that_it_captures():
-    with pytest.raises(ConfigError, match="'feature_dtype' needs capture = \"online\""):
-        TrainDflash(features=Ref("a"), batches=Ref("b"), target=Ref("t"), feature_dtype="float8")

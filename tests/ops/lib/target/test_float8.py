@@ -108,6 +108,17 @@ def test_rows_are_independent_so_any_slice_pieces_and_order_give_the_same_bits(m
     assert 7 == len(whole)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["plain", "outlier", "zeros", "subnormal", "largest", "e4m3"])
+def test_a_gpu_encodes_and_decodes_to_the_bits_of_a_cpu(kind):
+    states_TW = states_of(kind, torch.bfloat16)
+    expected, found = Float8States.encode(states_TW, 2), Float8States.encode(states_TW.cuda(), 2)
+    assert torch.equal(bits(expected.values_TW), bits(found.values_TW.cpu()))
+    assert torch.equal(bits(expected.scales_TL), bits(found.scales_TL.cpu()))
+    for dtype in (torch.float32, torch.bfloat16):
+        assert torch.equal(bits(expected.decode(dtype)), bits(found.decode(dtype).cpu()))
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_a_state_that_is_not_finite_shows_in_its_scale_and_is_refused_by_sample_and_layer(value):
     states_TW = states_of("plain", torch.bfloat16)
