@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import pairwise
 
 import pytest
@@ -18,8 +19,10 @@ from ops.lib.data.files import read_json, write_json
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.feature_shards import FeatureReader, write_feature_shard
 from ops.lib.target.float8 import Float8States, decoded
+from ops.lib.target.model import Target
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
+from ops.tools.diagnose.features import features_finding
 from ops.train_dflash.batches import Place, Rows, draw, pack
 from ops.train_dflash.online import Capture, CapturedStates, describe_features
 from ops.train_dflash.op import TrainDflash
@@ -157,3 +160,17 @@ def test_an_online_training_in_float8_measures_the_error_and_has_nearly_the_curv
     assert captured[0] == captured[1]
     rows = sum(FeatureReader(float8, "train").lengths) + sum(FeatureReader(float8, "val").lengths)
     assert f"online: {rows * 6 * 132 / 1e9:.2f} GB of features" in capsys.readouterr().out
+
+
+def test_diagnose_takes_the_rounding_of_float8_for_rounding_and_another_layer_for_what_it_is(
+    tokens, target, float8, tmp_path
+):
+    loaded = Target.load(target)
+    finding = features_finding(loaded, float8, tokens, is_online=False)
+    assert "good" == finding.level
+    assert "float8)" in finding.what
+    shutil.copytree(float8.path, tmp_path / "moved")
+    info = read_json(float8.path / "features.json")
+    write_json(tmp_path / "moved" / "features.json", info | {"target_layer_ids": [0, 1, 2, 3, 4]})
+    moved = features_finding(loaded, TargetFeatures(tmp_path / "moved", "moved"), tokens, is_online=False)
+    assert "error" == moved.level

@@ -108,6 +108,7 @@ def test_rows_are_independent_so_any_slice_pieces_and_order_give_the_same_bits(m
     assert 7 == len(whole)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", ["plain", "outlier", "zeros", "subnormal", "largest", "e4m3"])
 def test_a_gpu_encodes_and_decodes_to_the_bits_of_a_cpu(kind):
