@@ -118,15 +118,18 @@ class TargetFeatures(Artifact):
     """Hidden states of the chosen target layers, for the samples of each captured split in the order of the tokens.
 
     features.json               {"format": 1, "target": digest, "tokens": digest, "target_layer_ids", "dtype",
-                                "hidden_size", "num_target_layers", "positions": "sequential", "backend":
-                                "huggingface" or "sglang", then with "backend_version" and, where it was given
-                                any, "server_args": {name: value},
+                                perhaps "feature_dtype": "float8", "hidden_size", "num_target_layers", "positions":
+                                "sequential", "backend": "huggingface" or "sglang", then with "backend_version" and,
+                                where it was given any, "server_args": {name: value},
                                 "final_hidden": bool, "mask_token_id", "image_backend" and "pixel_limits", and perhaps
                                 "tools_as" and "tools_unlike": as in tokens.json,
-                                "shards": [{"file", "split", "samples", "tokens"}]}
+                                "shards": [{"file", "split", "samples", "tokens", and for float8 "float8_errors": the
+                                relative error at each layer, then of final_hidden}]}
     train-00000.safetensors     features dtype [T, len(target_layer_ids) * hidden_size], layers in the order of the ids;
                                 input_ids int32 [T]; loss_mask uint8 [T]; token_offsets int64 [N + 1]; where
-                                final_hidden is true, final_hidden dtype [T, hidden_size]: states behind the final norm
+                                final_hidden is true, final_hidden dtype [T, hidden_size]: states behind the final norm;
+                                for float8 both float8_e4m3fn, with features_scales float32 [T, layers] and
+                                final_hidden_scales float32 [T, 1] (ops/lib/target/float8.py), and float8_errors float32
     """
 
     required_files = ("features.json",)

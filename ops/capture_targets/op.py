@@ -93,7 +93,12 @@ class CaptureTargets:
         help="the layers by number, instead of num_layers; the last layer is not allowed",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = field(
-        default="float32", help="of the forward pass and of the stored features"
+        default="float32", help="of the forward pass and, without feature_dtype, of the stored features"
+    )
+    feature_dtype: Literal["float8"] | None = field(
+        default=None,
+        keyed_default=False,
+        help="float8: e4m3 with a scale per token and layer, half the bytes of bfloat16; default: dtype",
     )
     final_hidden: bool = field(
         default=False, help='also keep the states after the final norm, which loss = "kl" of train_dflash needs'

@@ -22,13 +22,13 @@ from ops.lib.forecasts import (
     identity_of,
 )
 from ops.lib.missing_libraries import missing_sglang
-from ops.lib.target.sizes import ITEM_SIZES, PassSizes, TargetSizes
+from ops.lib.target.sizes import ITEM_SIZES, PassSizes, TargetSizes, state_bytes
 from ops.lib.thread_table import threads_of_batches
 from ops.tokenize_chat.plan import TOKEN_BYTES
 
 LESS_DISK = (
-    'fewer layers, dtype = "bfloat16", or no features at all: train_dflash captures during training with capture = '
-    '"online", and tokens instead of features there and in shard_sequence'
+    'fewer layers, dtype = "bfloat16", feature_dtype = "float8", or no features at all: train_dflash captures during '
+    'training with capture = "online", and tokens instead of features there and in shard_sequence'
 )
 EXPECTED = "; if there will be fewer tokens, lower expected_tokens of tokenize_chat"
 
@@ -75,7 +75,7 @@ def estimate(config: CaptureTargets, context: PlanContext) -> Estimate:
     ids = layers_of(config, int(target.sizes.text["num_hidden_layers"]))
     if context.artifact is None:
         forecast = evolve(forecast, target_layer_ids=ids)
-    per_token = feature_bytes(target.sizes, layers + config.final_hidden, config.dtype)
+    per_token = feature_bytes(target.sizes, layers + config.final_hidden, config.dtype, config.feature_dtype)
     counted = tokens.count(config.splits) if tokens is not None else None
     count, per = amount(counted)
     size = count * per_token
@@ -130,9 +130,9 @@ def weights_bytes(config: CaptureTargets, target: TargetForecast) -> int:
     return target.sizes.parameters * ITEM_SIZES[config.dtype]
 
 
-def feature_bytes(sizes: TargetSizes, states: int, dtype: str) -> int:
+def feature_bytes(sizes: TargetSizes, states: int, dtype: str, feature_dtype: str | None = None) -> int:
     """The bytes that a token takes in the shards: its hidden states, id and loss mask."""
-    return states * int(sizes.text["hidden_size"]) * ITEM_SIZES[dtype] + TOKEN_BYTES
+    return states * state_bytes(int(sizes.text["hidden_size"]), dtype, feature_dtype) + TOKEN_BYTES
 
 
 def missing_here(config: CaptureTargets) -> dict[str, str]:

@@ -36,8 +36,10 @@ from ops.lib.data.files import link_or_copy, write_json
 from ops.lib.data.shared_shards import POLL_S, SharedShards, waited
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.forecasts import TargetStated, TokensForecast, refuse_conflicts
-from ops.lib.target.feature_shards import feature_info
+from ops.lib.target.feature_shards import feature_info, stored_errors
+from ops.lib.target.float8_errors import MeanErrors
 from ops.lib.target.model import check_samples_fit, read_config, target_info
+from ops.lib.target.sizes import state_bytes
 
 PARTS_THAT_FILL = 16  # a GPU is busy with this fraction of the default batch_tokens: 512 tokens
 
@@ -69,9 +71,8 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
     readers: dict[str, TokenReader] = {split: TokenReader(tokens, split) for split in config.splits}
     check_samples_fit(readers.values(), target)
     plans = [plan for split, reader in readers.items() for plan in plan_shards(split, reader, config.shard_tokens)]
-    bytes_per_token = (
-        (len(layer_ids) + config.final_hidden) * info["hidden_size"] * getattr(torch, config.dtype).itemsize
-    )
+    bytes_per_state = state_bytes(info["hidden_size"], config.dtype, config.feature_dtype)
+    bytes_per_token = (len(layer_ids) + config.final_hidden) * bytes_per_state
     if stage.worker == 0:
         check_disk(plans, bytes_per_token, stage)
     shared = SharedShards(stage) if stage.workers > 1 else None
@@ -141,7 +142,8 @@ def capture_shards(
                 time.sleep(POLL_S)
                 continue
             reader, dtype = readers[plan.split], getattr(torch, config.dtype)
-            shard = Shard([record["tokens"] for record in reader.records[plan.start : plan.end]], dtype, layer_ids)
+            lengths = [record["tokens"] for record in reader.records[plan.start : plan.end]]
+            shard = Shard(lengths, dtype, layer_ids, float8=config.feature_dtype == "float8")
             capture_shard(shard if writes else None, plan, halving, reader, layer_ids, config, budget, filled)
             if writes:
                 path = file_of(stage, plan)
@@ -219,7 +221,8 @@ def check_disk(plans: Sequence[ShardPlan], bytes_per_token: int, stage: Stage) -
     if missing * bytes_per_token > free:
         raise DataError(
             f"capture needs {missing * bytes_per_token / 1e9:.1f} GB more, but only {free / 1e9:.1f} GB are free at "
-            f"{stage.work_dir}: free some, use another store (--store), a smaller dtype, or fewer layers"
+            f"{stage.work_dir}: free some, use another store (--store), fewer layers, or a smaller dtype or "
+            "feature_dtype"
         )
 
 
@@ -230,11 +233,16 @@ def write_artifact(
     for plan in plans:
         link_or_copy(file_of(stage, plan), stage.out_dir / plan.file)
     total_tokens = sum(plan.tokens for plan in plans)
+    shards = [shard_entry(plan, stage.out_dir, config.feature_dtype) for plan in plans]
+    rounding = MeanErrors.of(layer_ids, shards)
+    if warning := rounding.warning("feature_dtype of capture_targets"):
+        stage.warn(warning)
     stage.log(
         {
             "capture/tokens": total_tokens,
             "capture/gigabytes": total_tokens * bytes_per_token / 1e9,
             "capture/shards": len(plans),
+            **rounding.metrics("capture"),
         },
         step=0,
     )
@@ -248,10 +256,13 @@ def write_artifact(
         layer_ids,
         config.dtype,
         final_hidden=config.final_hidden,
+        feature_dtype=config.feature_dtype,
         backend=backend,
     )
-    shards = [
-        {"file": plan.file, "split": plan.split, "samples": plan.end - plan.start, "tokens": plan.tokens}
-        for plan in plans
-    ]
     write_json(stage.out_dir / "features.json", info | {"shards": shards})
+
+
+def shard_entry(plan: ShardPlan, folder: Path, feature_dtype: str | None) -> dict[str, Any]:
+    """A finished shard's entry in features.json."""
+    entry = {"file": plan.file, "split": plan.split, "samples": plan.end - plan.start, "tokens": plan.tokens}
+    return entry | ({"float8_errors": stored_errors(folder / plan.file)} if feature_dtype == "float8" else {})

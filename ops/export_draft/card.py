@@ -288,7 +288,8 @@ def _data(training: Mapping[str, Any]) -> str:
     ]
     if "features" in training:
         rows.append(("digest of the features", f"`{training['features']}`"))
-    rows.append(("features by", f"{captured['backend']}, {captured['dtype']}"))
+    stored_as = f", as {captured['feature_dtype']}" if "feature_dtype" in captured else ""
+    rows.append(("features by", f"{captured['backend']}, {captured['dtype']}{stored_as}"))
     return "## Data\n\n" + table(("", ""), rows)
 
 

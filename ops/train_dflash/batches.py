@@ -25,9 +25,11 @@ from ops.lib.drafts.backbone.step import MicroBatch, rows_alike
 from ops.lib.drafts.losses.slots import Weighted, block_labels, draw_anchors, slot_weights
 from ops.lib.sequence_parallel.context_range import ContextRange
 from ops.lib.sequence_parallel.exchange import deal_blocks
+from ops.lib.target.float8 import FLOAT8, Float8States, StoredStates, decoded
 from ops.train_dflash.staging import Sent, Transfer
 
 ROWS = "rows_W"  # of Weighted, among the tensors of a micro-batch
+SCALES = ".scales"  # ends the name of the scales of encoded states, among the tensors of a micro-batch
 ALIGNMENT = 512  # bytes: where a tensor begins among others, as torch's allocator on a GPU has it
 
 
@@ -48,12 +50,12 @@ class States(Protocol):
 
     @property
     def width(self) -> int: ...
-    def features(self, index: int, first: int, last: int) -> Tensor:
-        """The features of a sample's rows, [last - first, F], in the capture's dtype, on the CPU or the
+    def features(self, index: int, first: int, last: int) -> StoredStates:
+        """The features of a sample's rows, [last - first, F], in the capture's dtype or encoded, on the CPU or the
         rank's device.
         """
 
-    def final_hidden(self, index: int, first: int, last: int) -> Tensor:
+    def final_hidden(self, index: int, first: int, last: int) -> StoredStates:
         """The states after the final norm, [last - first, M]."""
 
 
@@ -206,11 +208,31 @@ class Part:
 
 
 @frozen(eq=False)
+class Arrival:
+    """The transfer of a micro-batch, and what is left to do behind it: encoded states are decoded on the device.
+
+    scales: those of each encoded tensor, by its name.
+    """
+
+    sent: Sent
+    scales: Mapping[str, Tensor]
+    dtype: torch.dtype
+
+    def arrive(self, batch: MicroBatch) -> MicroBatch:
+        """The batch, ready for the computing thread, which calls this; see `Sent.arrive`."""
+        self.sent.arrive()
+        if not self.scales:
+            return batch
+        encoded = {name: Float8States(getattr(batch, name), scales) for name, scales in self.scales.items()}
+        return evolve(batch, **{name: states.decode(self.dtype) for name, states in encoded.items()})
+
+
+@frozen(eq=False)
 class Packed:
     """A micro-batch on the host. weights_NK: of this rank's blocks, including dummies. weighted: its weighted slots.
 
-    alike_W: the teacher's row of each of these. parts: the tensors of MicroBatch by name, and the rows; parts whose
-    sources are on the device stay there.
+    alike_W: the teacher's row of each of these. parts: the tensors of MicroBatch by name, the rows, and the scales of
+    encoded states; parts whose sources are on the device stay there. dtype: that of states in the micro-batch.
     """
 
     parts: Mapping[str, Part]
@@ -219,9 +241,10 @@ class Packed:
     weighted: Weighted
     alike_W: Tensor | None
     device: torch.device
+    dtype: torch.dtype
 
-    def send(self, transfer: Transfer) -> tuple[MicroBatch, Sent]:
-        """Send the micro-batch to the device; it may be used after `Sent.arrive`."""
+    def send(self, transfer: Transfer) -> tuple[MicroBatch, Arrival]:
+        """Send the micro-batch to the device; what `Arrival.arrive` returns may be used."""
         host = {name: part for name, part in self.parts.items() if part.on_host}
         places, size = {}, 0
         for name, part in host.items():
@@ -246,7 +269,10 @@ class Packed:
                 tensors[name] = torch.empty(part.shape, dtype=part.dtype, device=self.device)
                 part.write(tensors[name].view(-1))
         weighted = evolve(self.weighted, rows_W=tensors.pop(ROWS))
-        return MicroBatch(**tensors, seen=self.seen, weighted=weighted, alike_W=self.alike_W), sent
+        names = [name for name in tensors if name.endswith(SCALES)]
+        scales = {name.removesuffix(SCALES): tensors.pop(name) for name in names}
+        batch = MicroBatch(**tensors, seen=self.seen, weighted=weighted, alike_W=self.alike_W)
+        return batch, Arrival(sent, scales, self.dtype)
 
 
 def pack(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher: bool = False) -> Packed:
@@ -274,7 +300,7 @@ def pack(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher
     rows = needed(samples, place)
     features = [reader.features(row.index, row.first, row.last) for row in rows if row.first < row.last]
     parts = {
-        "features_tF": Part((last - first, reader.width), place.dtype, features),
+        **_state_parts("features_tF", features, (last - first, reader.width), place.dtype),
         "positions_t": Part((last - first,), torch.int64, [_positions(starts, first, last)]),
         "anchor_ids_N": mine(torch.cat([sample.anchor_ids_A for sample in samples])),
         "positions_N": mine(anchors_N),
@@ -284,8 +310,9 @@ def pack(reader: States, samples: Sequence[Drawn], place: Place, *, with_teacher
     rows_NK = None
     if with_teacher:
         states, rows_NK = _teacher(reader, samples, own)
+        width = decoded(states[0]).shape[1]
         rows_in_all = max(1, sum(len(part) for part in states))
-        parts["teacher_UM"] = Part((rows_in_all, states[0].shape[1]), place.dtype, states)
+        parts |= _state_parts("teacher_UM", states, (rows_in_all, width), place.dtype)
         parts["teacher_rows_NK"] = Part((count, rows_NK.shape[1]), torch.int64, [rows_NK])
     seen = tuple(
         ContextRange(_padded(start_N[rows], count), _padded((start_N + anchors_N)[rows], count)) for rows in dealt
@@ -327,7 +354,21 @@ def _packed(
     weighted = Weighted.of(labels_NK, weights_NK)
     rows = {ROWS: Part(tuple(weighted.rows_W.shape), torch.int64, [weighted.rows_W])}
     alike_W = rows_alike(teacher_rows_NK, weighted)
-    return Packed({**parts, **rows}, seen, weights_NK, weighted, alike_W, place.device)
+    return Packed({**parts, **rows}, seen, weights_NK, weighted, alike_W, place.device, place.dtype)
+
+
+def _state_parts(
+    name: str, states: Sequence[StoredStates], shape: tuple[int, int], dtype: torch.dtype
+) -> dict[str, Part]:
+    """The parts of a tensor of states: themselves in the dtype, or encoded ones and their scales."""
+    encoded = [each for each in states if isinstance(each, Float8States)]
+    if not encoded:
+        return {name: Part(shape, dtype, [each for each in states if isinstance(each, Tensor)])}
+    scales = [each.scales_TL for each in encoded]
+    return {
+        name: Part(shape, FLOAT8, [each.values_TW for each in encoded]),
+        name + SCALES: Part((shape[0], scales[0].shape[1]), torch.float32, scales),
+    }
 
 
 def _slice(total: int, place: Place) -> tuple[int, int]:
@@ -341,7 +382,7 @@ def _starts(samples: Sequence[Drawn]) -> list[int]:
     return torch.tensor([0, *(sample.prefix for sample in samples)]).cumsum(0).tolist()
 
 
-def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> tuple[list[Tensor], Tensor]:
+def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> tuple[list[StoredStates], Tensor]:
     """The target's final hidden states that own blocks need, without repetition, and the row of each slot's state.
 
     The token at anchor + k is predicted by the state at anchor + k - 1; rows: int64 [len(own), K]. own: ascending
@@ -351,7 +392,8 @@ def _teacher(reader: States, samples: Sequence[Drawn], own: Tensor) -> tuple[lis
     K = samples[0].labels_AK.shape[1]
     slots_K = torch.arange(K)
     nothing_SM = reader.final_hidden(samples[0].index, 0, 0)
-    states, rows = [nothing_SM], [torch.zeros(0, K, dtype=torch.int64)]
+    states: list[StoredStates] = [nothing_SM]
+    rows = [torch.zeros(0, K, dtype=torch.int64)]
     done = before = 0
     for sample in samples:
         count = len(sample.anchors_A)

@@ -12,8 +12,8 @@ executor interprets as the end of another rank. The training ranks form the defa
 themselves, and everything that is summed, averaged or sharded spans only them.
 
     request    {"split", "rows": [[sample, first, last], ...]}                or {"end": "done" | "stopped"}
-    answer     {"stop": whether this rank was asked to stop}, then the bytes of RowStates.features, and of
-               RowStates.final_hidden if it is kept
+    answer     {"stop": whether this rank was asked to stop, "errors": of RowStates}, then the bytes of
+               RowStates.features, and of RowStates.final_hidden if it is kept; of encoded states values, then scales
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from torch import Tensor
 
 from dsl.errors import StopRequested
 from dsl.stage import Stage
+from ops.lib.target.float8 import Float8States, StoredStates
+from ops.lib.target.float8_errors import MeanErrors
 from ops.lib.training.rank_group import deal, meeting_store
 from ops.train_dflash.batches import Rows
 from ops.train_dflash.online import RowStates, Take
@@ -151,10 +153,10 @@ def answer(connections: Sequence[Connection], take: Take, stage: Stage) -> None:
                     continue
                 states = take(request["split"], [Rows(*row) for row in request["rows"]])
                 with _broken_connections("a training rank"):
-                    connection.send_bytes(json.dumps({"stop": stage.stop_requested()}).encode())
-                    for tensor in (states.features, states.final_hidden):
-                        if tensor is not None:
-                            connection.send_bytes(_bytes(tensor.cpu()))
+                    head = {"stop": stage.stop_requested(), "errors": states.errors}
+                    connection.send_bytes(json.dumps(head).encode())
+                    for tensor in (*_tensors(states.features), *_tensors(states.final_hidden)):
+                        connection.send_bytes(_bytes(tensor.cpu()))
     if stopped:
         raise StopRequested("this rank captured for a training that stopped")
 
@@ -175,8 +177,10 @@ class CaptureRanks:
     ) -> None:
         self._connections = connections
         self._lengths = lengths
-        self._width: int = len(info["target_layer_ids"]) * info["hidden_size"]
-        self._hidden: int | None = info["hidden_size"] if info["final_hidden"] else None
+        self._layer_ids: Sequence[int] = info["target_layer_ids"]
+        self._hidden_size: int = info["hidden_size"]
+        self._keeps_final: bool = info["final_hidden"]
+        self._is_float8 = "feature_dtype" in info
         self._dtype: torch.dtype = getattr(torch, info["dtype"])
         self._stop = stop
         self._one_at_a_time = threading.Lock()
@@ -198,8 +202,8 @@ class CaptureRanks:
         """Capture the states of these rows, dealt over the capture ranks of this rank."""
         lengths = [self._lengths[split][row.index] for row in rows]
         dealt = deal(lengths, len(self._connections))
-        features: list[Tensor] = [torch.empty(0)] * len(rows)
-        final_hidden = list(features)
+        features: list[StoredStates] = [torch.empty(0)] * len(rows)
+        final_hidden, errors = list(features), MeanErrors(self._layer_ids)
         with self._one_at_a_time, _broken_connections("a capture rank"):
             for connection, places in zip(self._connections, dealt, strict=True):
                 request = [[rows[place].index, rows[place].first, rows[place].last] for place in places]
@@ -208,22 +212,31 @@ class CaptureRanks:
             for connection, places in zip(self._connections, dealt, strict=True):
                 if not places:
                     continue
-                if json.loads(connection.recv_bytes())["stop"]:
+                head = json.loads(connection.recv_bytes())
+                if head["stop"]:
                     self._stop.set()
                 counts = [rows[place].last - rows[place].first for place in places]
-                for place, part in zip(places, self._received(connection, counts, self._width), strict=True):
+                errors.add(sum(counts), head["errors"])
+                received = self._received(connection, counts, len(self._layer_ids))
+                for place, part in zip(places, received, strict=True):
                     features[place] = part
-                if self._hidden is not None:
+                if self._keeps_final:
                     counts = [lengths[place] for place in places]
-                    for place, part in zip(places, self._received(connection, counts, self._hidden), strict=True):
+                    for place, part in zip(places, self._received(connection, counts, 1), strict=True):
                         final_hidden[place] = part
-        return RowStates(torch.cat(features), None if self._hidden is None else torch.cat(final_hidden))
+        return RowStates(
+            _concatenated(features), _concatenated(final_hidden) if self._keeps_final else None, (*errors.means(),)
+        )
 
-    def _received(self, connection: Connection, counts: Sequence[int], width: int) -> Sequence[Tensor]:
-        """Receive tensors of [count, width], one for each count."""
-        tensor = torch.empty(sum(counts), width, dtype=self._dtype)
-        connection.recv_bytes_into(_bytes(tensor))
-        return tensor.split(list(counts))
+    def _received(self, connection: Connection, counts: Sequence[int], layers: int) -> Sequence[StoredStates]:
+        """Receive states of so many layers, [count, W] for each count."""
+        shape = (sum(counts), layers * self._hidden_size)
+        states: StoredStates = torch.empty(shape, dtype=self._dtype)
+        if self._is_float8:
+            states = Float8States.empty(shape, layers, torch.device("cpu"))
+        for tensor in _tensors(states):
+            connection.recv_bytes_into(_bytes(tensor))
+        return states.split(list(counts))
 
     def __enter__(self) -> CaptureRanks:
         return self
@@ -235,6 +248,18 @@ class CaptureRanks:
                 with _broken_connections("a capture rank"):
                     connection.send_bytes(json.dumps({"end": end}).encode())
             connection.close()
+
+
+def _tensors(states: StoredStates | None) -> Sequence[Tensor]:
+    """The tensors of states as they are sent."""
+    if isinstance(states, Float8States):
+        return states.values_TW, states.scales_TL
+    return () if states is None else (states,)
+
+
+def _concatenated(parts: Sequence[StoredStates]) -> StoredStates:
+    encoded = [part for part in parts if isinstance(part, Float8States)]
+    return Float8States.cat(encoded) if encoded else torch.cat([part for part in parts if isinstance(part, Tensor)])
 
 
 def _bytes(tensor: Tensor) -> Any:

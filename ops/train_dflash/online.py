@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -28,6 +29,8 @@ from ops.capture_targets.layers import check_layers, spread_layers
 from ops.lib.data.batching import batches_by_length
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.feature_shards import FINAL, check_finite, feature_info, layer_parts
+from ops.lib.target.float8 import StateRows, StoredStates
+from ops.lib.target.float8_errors import MeanErrors
 from ops.lib.target.model import Target, target_info
 from ops.train_dflash.batches import Rows
 from ops.train_dflash.op import TrainDflash
@@ -46,7 +49,14 @@ def describe_features(config: TrainDflash, tokens: TokenShards, target: TargetMo
     if layer_ids is None:
         layer_ids = spread_layers(info["num_layers"], config.capture_layers, field="capture_layers")
     check_layers(layer_ids, info["num_layers"])
-    return feature_info(target, tokens, layer_ids, config.capture_dtype, final_hidden=config.needs_teacher)
+    return feature_info(
+        target,
+        tokens,
+        layer_ids,
+        config.capture_dtype,
+        final_hidden=config.needs_teacher,
+        feature_dtype=config.feature_dtype,
+    )
 
 
 class OnlineReader:
@@ -71,11 +81,27 @@ class RowStates:
     """The states of several samples, in order: features [R, F] of the requested rows, final_hidden [L, M] of all
     tokens.
 
-    final_hidden may be None. They are on the device that computed them, or on the CPU if another rank did.
+    final_hidden may be None. They are on the device that computed them, or on the CPU if another rank did. errors: of
+    float8, see `RoundingError`, at each layer and then of final_hidden; () in another dtype.
     """
 
-    features: Tensor
-    final_hidden: Tensor | None
+    features: StoredStates
+    final_hidden: StoredStates | None
+    errors: tuple[float, ...] = ()
+
+
+Take = Callable[[str, Sequence[Rows]], RowStates]
+
+
+def measured(take: Take, errors: MeanErrors) -> Take:
+    """The same `take`, which adds the errors of float8 to `errors`."""
+
+    def take_and_add(split: str, rows: Sequence[Rows]) -> RowStates:
+        states = take(split, rows)
+        errors.add(len(states.features), states.errors)
+        return states
+
+    return take_and_add
 
 
 class Capture:
@@ -114,25 +140,28 @@ class Capture:
         lengths = [reader.records[row.index]["tokens"] for row in rows]
         starts = [0, *accumulate(row.last - row.first for row in rows)]
         offsets = [0, *accumulate(lengths)]
-        on_device = {"dtype": dtype, "device": self._device}
-        features_RF = torch.empty(starts[-1], len(layer_ids) * hidden_size, **on_device)
-        final_LM = torch.empty(offsets[-1], hidden_size, **on_device) if kept else None
+        memory = partial(StateRows, dtype=dtype, device=self._device, float8="feature_dtype" in self._info)
+        features = memory((starts[-1], len(layer_ids) * hidden_size), len(layer_ids))
+        final_hidden = memory((offsets[-1], hidden_size), 1) if kept else None
         with self._one_at_a_time, _current(self._device):
             for batch in batches_by_length(lengths, self._batch_tokens):
                 samples = [reader.sample(rows[place].index) for place in batch]
                 features_BSF, final_BSM = device_batch(self._target, samples, layer_ids, final_hidden=kept)
                 for number, place in enumerate(batch):
                     first, last = rows[place].first, rows[place].last
-                    features_RF[starts[place] : starts[place + 1]] = features_BSF[number, first:last]
-                    if final_LM is not None and final_BSM is not None:
+                    features.put(slice(starts[place], starts[place + 1]), features_BSF[number, first:last])
+                    if final_hidden is not None and final_BSM is not None:
                         here = slice(offsets[place], offsets[place + 1])
-                        final_LM[here] = final_BSM[number, : lengths[place]]
+                        final_hidden.put(here, final_BSM[number, : lengths[place]])
             ids = [reader.records[row.index]["id"] for row in rows]
             counts = (row.last - row.first for row in rows)
-            check_finite(features_RF, list(zip(ids, counts, strict=True)), layer_parts(layer_ids), SETTING)
-            if final_LM is not None:
-                check_finite(final_LM, list(zip(ids, lengths, strict=True)), FINAL, SETTING)
-        return RowStates(features_RF, final_LM)
+            named = list(zip(ids, counts, strict=True))
+            check_finite(features.states, named, layer_parts(layer_ids), SETTING, dtype)
+            if final_hidden is None:
+                return RowStates(features.states, None, (*features.errors(),))
+            check_finite(final_hidden.states, list(zip(ids, lengths, strict=True)), FINAL, SETTING, dtype)
+            errors = (*features.errors(), *final_hidden.errors())
+        return RowStates(features.states, final_hidden.states, errors)
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
@@ -145,13 +174,13 @@ class CapturedStates:
     """The states of a micro-batch's rows, for `batches.prepare`."""
 
     width: int
-    _features: dict[int, tuple[int, Tensor]] = field(factory=dict)  # sample -> its first row, and [rows, F]
-    _final_hidden: dict[int, Tensor] = field(factory=dict)
+    _features: dict[int, tuple[int, StoredStates]] = field(factory=dict)  # sample -> its first row, and [rows, F]
+    _final_hidden: dict[int, StoredStates] = field(factory=dict)
 
     @classmethod
-    def cut(cls, states: RowStates, rows: Sequence[Rows], lengths: Sequence[int]) -> CapturedStates:
-        """Cut states into those of each row. lengths: the tokens of each row's sample."""
-        captured = cls(states.features.shape[1])
+    def cut(cls, states: RowStates, rows: Sequence[Rows], lengths: Sequence[int], width: int) -> CapturedStates:
+        """Cut states into those of each row. lengths: the tokens of each row's sample. width: of a feature."""
+        captured = cls(width)
         parts = states.features.split([row.last - row.first for row in rows])
         captured._features = {row.index: (row.first, part) for row, part in zip(rows, parts, strict=True)}
         if states.final_hidden is not None:
@@ -159,15 +188,12 @@ class CapturedStates:
             captured._final_hidden = dict(zip(indices, states.final_hidden.split(list(lengths)), strict=True))
         return captured
 
-    def features(self, index: int, first: int, last: int) -> Tensor:
+    def features(self, index: int, first: int, last: int) -> StoredStates:
         start, rows = self._features[index]
         return rows[first - start : last - start]
 
-    def final_hidden(self, index: int, first: int, last: int) -> Tensor:
+    def final_hidden(self, index: int, first: int, last: int) -> StoredStates:
         return self._final_hidden[index][first:last]
-
-
-Take = Callable[[str, Sequence[Rows]], RowStates]
 
 
 @frozen(eq=False)
@@ -188,4 +214,4 @@ class OnlineSource:
         if not wanted:
             return CapturedStates(self.reader.width)
         lengths = [self.reader.lengths[row.index] for row in wanted]
-        return CapturedStates.cut(self.take(self.split, wanted), wanted, lengths)
+        return CapturedStates.cut(self.take(self.split, wanted), wanted, lengths, self.reader.width)

@@ -189,7 +189,15 @@ class TrainDflash:
         help="online: the target layers by number, instead of capture_layers",
     )
     capture_dtype: Literal["float32", "bfloat16", "float16"] = field(
-        default="float32", validator=ONLINE_ONLY, help="online: of the target's forward pass and of the features"
+        default="float32",
+        validator=ONLINE_ONLY,
+        help="online: of the target's forward pass and, without feature_dtype, of the features",
+    )
+    feature_dtype: Literal["float8"] | None = field(
+        default=None,
+        validator=ONLINE_ONLY,
+        keyed_default=False,
+        help="online: float8: features as feature_dtype of capture_targets stores them; default: capture_dtype",
     )
     algorithm: str = field(
         default="dflash",

@@ -170,7 +170,8 @@ def _not_stored(
     config: TrainDflash, target: TargetForecast, tokens: TokensForecast | None, layers: int, free: int
 ) -> str:
     """A note on the size of the features that online capture does not store."""
-    per_token = feature_bytes(target.sizes, layers + config.needs_teacher, config.capture_dtype)
+    states = layers + config.needs_teacher
+    per_token = feature_bytes(target.sizes, states, config.capture_dtype, config.feature_dtype)
     count = tokens.count(("train", "val")) if tokens is not None else None
     if count is None:
         return f"online: no features are stored; they would need {shown_bytes(per_token * 1e6)} per million tokens"

@@ -25,6 +25,8 @@ from dsl.stage import Stage
 from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.hooks import no_hidden_matrices, undecayed
 from ops.lib.forecasts import TargetStated
+from ops.lib.target.float8_errors import MeanErrors
+from ops.lib.target.sizes import state_bytes
 from ops.lib.training import rank_group
 from ops.lib.training.checkpoint import Checkpoints, TrainState
 from ops.lib.training.nonfinite import SKIPPED, NonFinite
@@ -36,7 +38,7 @@ from ops.train_dflash.engine import Setup, set_up
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 from ops.train_dflash.inputs import Inputs, open_inputs
 from ops.train_dflash.measuring import Lend, Measuring, row_of
-from ops.train_dflash.online import Capture, Take, describe_features
+from ops.train_dflash.online import Capture, Take, describe_features, measured
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.pause import keep_state, take_over
 from ops.train_dflash.prefetch import Prefetch
@@ -71,15 +73,19 @@ def train_dflash(config: TrainDflash, stage: Stage) -> None:
         return
     with rank_group.joined(training):
         inputs = open_inputs(config, training)
+        rounding = MeanErrors(inputs.captured["target_layer_ids"])
         with _capturing(config, training, inputs) as (take, lend):
-            _train(config, training, inputs, set_up(config, training, inputs, take), lend)
+            take = take and measured(take, rounding)
+            _train(config, training, inputs, set_up(config, training, inputs, take), lend, rounding)
 
 
-def _train(config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, lend: Lend | None) -> None:
+def _train(
+    config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, lend: Lend | None, rounding: MeanErrors
+) -> None:
     with Checkpoints(
         stage.work_dir, identity(config, stage, inputs), rank=stage.rank, keep=config.keep_checkpoints, info=stage.info
     ) as checkpoints:
-        training = _Training.start(config, stage, inputs, setup, checkpoints, lend)
+        training = _Training.start(config, stage, inputs, setup, checkpoints, lend, rounding)
         training.run()
         training.finish()
 
@@ -92,8 +98,8 @@ def _capturing(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Ite
         return
     lengths = {"train": inputs.train.lengths, "val": inputs.val.lengths}
     tokens = sum(map(sum, lengths.values()))
-    width = inputs.train.width + inputs.captured["final_hidden"] * inputs.captured["hidden_size"]
-    size = tokens * width * getattr(torch, inputs.captured["dtype"]).itemsize
+    states = len(inputs.captured["target_layer_ids"]) + inputs.captured["final_hidden"]
+    size = tokens * states * state_bytes(inputs.captured["hidden_size"], config.capture_dtype, config.feature_dtype)
     who = f"{config.capture_ranks} separate ranks" if config.capture_ranks else "the training ranks"
     stage.info(f"online: {size / 1e9:.2f} GB of features are captured on the fly by {who} and not stored")
     if config.capture_ranks:
@@ -113,6 +119,8 @@ def _capture(config: TrainDflash, stage: Stage, captured: Mapping[str, Any]) -> 
 
 @define
 class _Training:
+    """A training on this rank. rounding: of float8 features that it captures, so far."""
+
     config: TrainDflash
     stage: Stage
     inputs: Inputs
@@ -121,8 +129,10 @@ class _Training:
     state: TrainState
     measuring: Measuring
     nonfinite: NonFinite
+    rounding: MeanErrors
     first_step: int
     logged_step: int
+    warned_of_rounding: bool = False
     waiting: Stopwatch = Factory(Stopwatch)
     logged_at: float = Factory(time.perf_counter)
     step_seconds: list[float] = Factory(list)
@@ -136,6 +146,7 @@ class _Training:
         setup: Setup,
         checkpoints: Checkpoints,
         lend: Lend | None,
+        rounding: MeanErrors,
     ) -> _Training:
         model = setup.engine.model
         optimizer = make_optimizer(
@@ -155,7 +166,9 @@ class _Training:
         measuring = Measuring.open(config, stage, inputs, setup, state, lend)
         nonfinite = NonFinite(config.max_nonfinite, stage.work_dir, state.counters)
         step = state.step
-        return cls(config, stage, inputs, setup, checkpoints, state, measuring, nonfinite, step, logged_step=step)
+        return cls(
+            config, stage, inputs, setup, checkpoints, state, measuring, nonfinite, rounding, step, logged_step=step
+        )
 
     @property
     def total(self) -> int:
@@ -297,7 +310,12 @@ class _Training:
             "train/mfu": float(recent[FLOPS]) / seconds / peak,
             "train/wait_share": self.waiting.share(),
             "train/memory_gigabytes": peak_memory(place.device) / 1e9,
+            **self.rounding.metrics("train"),
         }
         for name, means in slot_means(tally, found).items():
             values |= {f"train/{name}_slot_{slot:02d}": mean for slot, mean in enumerate(means, start=1)}
         self.stage.log(values, self.state.step)
+        coarse = self.rounding.warning("feature_dtype of train_dflash")
+        if coarse is not None and self.stage.rank == 0 and not self.warned_of_rounding:
+            self.stage.warn(coarse)
+            self.warned_of_rounding = True

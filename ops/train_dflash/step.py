@@ -25,6 +25,7 @@ from ops.lib.training import rank_group
 from ops.lib.training.dtensors import reshard
 from ops.lib.training.rank_group import deal
 from ops.train_dflash.batches import (
+    Arrival,
     Drawn,
     Labels,
     Packed,
@@ -39,7 +40,7 @@ from ops.train_dflash.batches import (
     pack,
 )
 from ops.train_dflash.prefetch import Prefetch
-from ops.train_dflash.staging import Sent, Transfer
+from ops.train_dflash.staging import Transfer
 from ops.train_dflash.tally import ANCHORLESS, ANCHORS, FLOPS, LOSS, TOKENS, WEIGHT, count_slots, new_tally
 
 VAL_SEED, VAL_EPOCH = 0, -1
@@ -49,13 +50,13 @@ VAL_SEED, VAL_EPOCH = 0, -1
 class Prepared:
     """A micro-batch of a global step on this rank.
 
-    batch: None if no sample of the whole step, on any rank, has a weighted slot. sent: the transfer of its bytes.
+    batch: None if no sample of the whole step, on any rank, has a weighted slot. arrival: of its bytes.
     denominator: of the loss, over the global step. weight, anchors: its own denominator, and its blocks with a weighted
     slot. tokens, anchorless, flops: of the whole global step, given only in the first micro-batch on rank 0.
     """
 
     batch: MicroBatch | None
-    sent: Sent | None
+    arrival: Arrival | None
     denominator: float
     weight: float
     anchors: int
@@ -65,7 +66,7 @@ class Prepared:
     last: bool
 
     def size(self) -> int:
-        """The bytes of the micro-batch's features and of the target's final hidden states."""
+        """The bytes of the micro-batch's features and of the target's final hidden states, as they were sent."""
         if self.batch is None:
             return 0
         teacher_UM = self.batch.teacher_UM
@@ -73,9 +74,9 @@ class Prepared:
 
     def arrived(self) -> MicroBatch | None:
         """The batch, ready for the computing thread; None for none."""
-        if self.sent is not None:
-            self.sent.arrive()
-        return self.batch
+        if self.batch is None or self.arrival is None:
+            return None
+        return self.arrival.arrive(self.batch)
 
 
 @frozen(eq=False)
@@ -141,11 +142,11 @@ class Stream:
         own = self.batches(drawn, self.place.dp_rank) or [[]]
         for number, samples in enumerate(own):
             packed = self._pack(samples)
-            batch, sent = packed.send(self.transfer)
+            batch, arrival = packed.send(self.transfer)
             weight = denominator(self.loss, packed.weights_NK)
             anchors = int((packed.weights_NK.sum(dim=1) > 0).sum())
             rest = nothing if number else counts
-            yield Prepared(batch, sent, total, weight, anchors, *rest, last=number == len(own) - 1)
+            yield Prepared(batch, arrival, total, weight, anchors, *rest, last=number == len(own) - 1)
 
     def _pack(self, samples: Sequence[Drawn]) -> Packed:
         taught = self.loss.needs_teacher

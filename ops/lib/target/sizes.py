@@ -28,6 +28,7 @@ from ops.lib.vision.family_config import OF_IMAGES, is_qwen, is_tied, patch_dim,
 from ops.lib.vision.processor_files import check_sizes
 
 ITEM_SIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+SCALE_BYTES = 4  # of a state in float8
 LINEAR = "linear_attention"
 # The sizes that every target has, and the most of each that dflow computes with.
 MOST = {"vocab_size": 10**8, "hidden_size": 10**6, "num_attention_heads": 10**5, "num_hidden_layers": 10**4}
@@ -249,6 +250,11 @@ def _any_mlp(text: Config, layer: int) -> int:
     shared = (text.get("n_shared_experts") or text.get("num_shared_experts") or 0) * width
     shared = shared or text.get("shared_expert_intermediate_size") or text.get("shared_intermediate_size") or 0
     return int(E * M + matrices * M * (E * width + shared))
+
+
+def state_bytes(hidden_size: int, dtype: str, feature_dtype: str | None = None) -> int:
+    """The bytes of a stored hidden state of one token and layer. feature_dtype: "float8", or None for `dtype`."""
+    return hidden_size + SCALE_BYTES if feature_dtype == "float8" else hidden_size * ITEM_SIZES[dtype]
 
 
 def context_length(text: Config) -> int | None:

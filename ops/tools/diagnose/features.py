@@ -19,6 +19,8 @@ from ops.capture_targets.backend import forward_batch
 from ops.lib.data.batching import spread
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.target.feature_shards import FeatureReader
+from ops.lib.target.float8 import decoded
+from ops.lib.target.float8_errors import MOST_BY_ROUNDING
 from ops.lib.target.model import Target
 from ops.lib.target.state_distance import other_layer, state_distances
 from ops.tools.diagnose.judgement import FEATURES, judged, unmeasured
@@ -69,7 +71,8 @@ def features_finding(
         )
     layers = compare_layers(target, stored, indices, samples)
     dtypes = (stored.info["dtype"], str(target.embed_weight.dtype).removeprefix("torch."))
-    return _layers_finding(layers, max(_allowed(dtype) for dtype in dtypes), stored.info["dtype"])
+    allowed = max(_allowed(dtype) for dtype in dtypes) + (MOST_BY_ROUNDING if "feature_dtype" in stored.info else 0.0)
+    return _layers_finding(layers, allowed, stored.info.get("feature_dtype", stored.info["dtype"]))
 
 
 def _layers_finding(layers: Sequence[Layer], allowed: float, dtype: str) -> Finding:
@@ -102,7 +105,7 @@ def compare_layers(
     for index, sample in zip(indices, samples, strict=True):
         recomputed_SF, _ = forward_batch(target, [sample], near)
         by_layer = dict(zip(near, recomputed_SF[0].chunk(len(near), dim=-1), strict=True))
-        stored_SF = stored.features(index, 0, stored.lengths[index])
+        stored_SF = decoded(stored.features(index, 0, stored.lengths[index]))
         for k, stored_SM in zip(ids, stored_SF.chunk(len(ids), dim=-1), strict=True):
             for other in near:
                 if abs(other - k) <= 1:

@@ -45,6 +45,10 @@ tokens = "@tokenize"
         (STORED | {"capture_layers": 3}, "'capture_layers' needs capture = \"online\""),
         (STORED | {"target_layer_ids": (1, 2)}, "'target_layer_ids' needs capture"),
         (STORED | {"capture_dtype": "bfloat16"}, "'capture_dtype' needs capture"),
+        (
+            STORED | {"feature_dtype": "float8"},
+            "'feature_dtype' needs capture = \"online\"; capture_targets decides it",
+        ),
         (STORED | {"capture_ranks": 1}, "'capture_ranks' needs capture"),
         (STORED | {"capture_batch_tokens": 64}, "'capture_batch_tokens' needs capture"),
         (

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from dsl.errors import DataError, StopRequested
 from dsl.op import Ref
 from ops.artifacts import BatchPlan
+from ops.lib.target.float8 import Float8States
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
 from ops.train_dflash.batches import Rows
@@ -137,6 +138,28 @@ def test_rows_come_back_in_their_order_from_any_number_of_ranks(tmp_path, server
                 assert torch.equal(expected.features, got.features)
                 assert torch.equal(expected.final_hidden, got.final_hidden)
         assert [None] * servers == [one.result() for one in served]
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_float8_states_their_scales_and_errors_come_back_from_any_number_of_ranks(tmp_path, servers):
+    def encoded(split, rows):
+        states = numbered(split, rows)
+        features, hidden = Float8States.encode(states.features, 2), Float8States.encode(states.final_hidden, 1)
+        return RowStates(features, hidden, (0.5, 0.25, 0.125))
+
+    ends = [Pipe() for _ in range(servers)]
+    info = INFO | {"feature_dtype": "float8"}
+    ranks = CaptureRanks([end[0] for end in ends], info, LENGTHS, threading.Event())
+    rows = [Rows(3, 1, 4), Rows(0, 0, 5), Rows(1, 2, 2), Rows(2, 3, 4)]
+    with ThreadPoolExecutor(servers) as pool:
+        served = [pool.submit(answer, [end[1]], encoded, FakeStage(tmp_path)) for end in ends]
+        with ranks:
+            expected, got = encoded("train", rows), ranks.take("train", rows)
+        assert [None] * servers == [one.result() for one in served]
+    for one, other in ((expected.features, got.features), (expected.final_hidden, got.final_hidden)):
+        assert torch.equal(one.values_TW.view(torch.uint8), other.values_TW.view(torch.uint8))
+        assert torch.equal(one.scales_TL, other.scales_TL)
+    assert expected.errors == got.errors
 
 
 def test_a_rank_that_captures_answers_several_and_ends_with_the_last(tmp_path):

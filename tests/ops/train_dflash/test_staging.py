@@ -108,7 +108,7 @@ def test_staged_micro_batches_are_those_that_are_prepared_at_once(with_teacher, 
         assert sent[0][0].features_tF.nbytes > 512
         assert [512] * BUFFERS == [len(buffer) for buffer in device.buffers]
     for batch, arrival, expected in sent:
-        arrival.arrive()
+        assert batch is arrival.arrive(batch)
         for name in expected.__slots__:
             one, other = getattr(expected, name, None), getattr(batch, name, None)
             if isinstance(one, torch.Tensor):
