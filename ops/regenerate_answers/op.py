@@ -235,7 +235,7 @@ class RegenerateAnswers:
     trial: bool = field(
         default=False,
         keyed_default=False,
-        help="set by `dflow run FILE --smoke N`: answers are drawn at random and all kept, so that a target trained "
+        help="set by `dflow run FILE --smoke 16`: answers are drawn at random and all kept, so that a target trained "
         "for a few steps gives some too; a few prompts are answered as the other fields say, and judged by them",
     )
     batch_tokens: int = field(
