@@ -232,7 +232,7 @@ def test_features_that_do_not_fit_the_disk_are_told_with_the_remedy(tmp_path: Pa
     assert [] == disk_mistakes(store, capture, needs, 820 * 10**9)
     [short] = map(str, disk_mistakes(store, capture, needs, 819 * 10**9))
     assert short.startswith(f"node.capture: needs 819.3 GB of disk (features), and 819.0 GB are free at {store.path}: ")
-    assert 'fewer layers, dtype = "bfloat16", or no features at all' in short
+    assert 'fewer layers, dtype = "bfloat16", feature_dtype = "float8", or no features at all' in short
     assert short.endswith("; if there will be fewer tokens, lower expected_tokens of tokenize_chat")
     after_target = {"target": Decision("miss", "new"), **capture}
     [short] = map(str, disk_mistakes(store, after_target, needs, 820 * 10**9))

@@ -8,11 +8,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from dsl.errors import DataError
 from dsl.memory import free_memory
 from dsl.shown import shown_bytes
 from dsl.stage import Stage
-from ops.lib.data.files import write_json
+from ops.lib.data.files import shown_json, write_json
 from ops.lib.target.checkpoint_check import running_mistake, sizes_in
 from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
@@ -34,14 +36,16 @@ from ops.lib.target.probed import (
     shortened,
 )
 from ops.lib.target.sizes import ITEM_SIZES
-from ops.lib.target.token_ids import mask_warning
-from ops.lib.target.tokenizer_check import round_trip_warning, tokenizer_warnings
+from ops.lib.target.token_ids import TOKENIZER, mask_warning
+from ops.lib.target.tokenizer_check import tokenizer_warnings
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template
 from ops.lib.vision.family_config import is_qwen
 from ops.lib.vision.processor import load_processor
 from ops.lib.vision.processor_files import NO_IMAGE_PROCESSOR
 from ops.lib.vision.template_kinds import DAY, pinned, pinned_note, read_day, template_warnings, with_day
 from ops.load_target.op import LoadTarget
+
+TEXT = "The draft took 12 tokens (3.5 + 4 = 7.5), so it's faster: that is what we asked for."
 
 
 class UnfitTarget(DataError):
@@ -84,6 +88,17 @@ def load_target(config: LoadTarget, stage: Stage) -> None:
     complete_config(stage.out_dir / "model", trust)
     write_target_json(stage.out_dir, info if is_qwen(read_config(directory)) else info | failed_checks(probes), {})
     write_json(stage.out_dir / MEASURED, {"probes": [probe.to_json() for probe in probes]})
+
+
+def round_trip_warning(source: Path, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """A warning if a tokenizer does not give back a plain text from its ids; None if it does."""
+    back = tokenizer.decode(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
+    if back.strip() == TEXT:
+        return None
+    return (
+        f"the tokenizer of {source} does not give back a text: of {shown_json(TEXT)} it makes {shown_json(back)}; "
+        f"answers would be learnt so. Copy {TOKENIZER} again from the target's source, or correct its decoder"
+    )
 
 
 @contextmanager

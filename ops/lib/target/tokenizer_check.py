@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ops.lib.data.checkpoint_code import read_settings
 from ops.lib.data.files import shown_json
@@ -25,9 +24,6 @@ from ops.lib.target.token_ids import (
     token_text,
 )
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 SPECIAL_TOKENS = "special_tokens_map.json"
 # A text that a template means as one token: brackets with a bar on one side at least.
 MARK = re.compile(r"<(?:[|\uff5c][^<>\s'\"{}]{1,60}|[^<>\s'\"{}]{1,60}[|\uff5c])>")
@@ -39,7 +35,6 @@ SELDOM = re.compile(
 )
 COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 EOS = "eos_token"  # which a template may write by this name
-TEXT = "The draft took 12 tokens (3.5 + 4 = 7.5), so it's faster: that is what we asked for."
 
 
 def tokenizer_warnings(directory: Path, templates: Iterable[str]) -> tuple[str, ...]:
@@ -79,17 +74,6 @@ def _moved(directory: Path, vocabulary: Vocabulary) -> Iterator[str]:
     ]
     if wrong:
         yield f"{TOKENIZER_CONFIG} gives {len(wrong)} ids to other tokens than {TOKENIZER}: {', '.join(wrong[:SHOWN])}"
-
-
-def round_trip_warning(source: Path, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """A warning if a tokenizer does not give back a plain text from its ids; None if it does."""
-    back = tokenizer.decode(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
-    if back.strip() == TEXT:
-        return None
-    return (
-        f"the tokenizer of {source} does not give back a text: of {shown_json(TEXT)} it makes {shown_json(back)}; "
-        f"answers would be learnt so. Copy {TOKENIZER} again from the target's source, or correct its decoder"
-    )
 
 
 def _eos_token(directory: Path) -> str | None:

@@ -12,11 +12,11 @@ from fake_stage import FakeStage
 
 from dsl.estimate import PlanContext
 from dsl.launch import Launch
-from ops.lib.target.tokenizer_check import round_trip_warning, tokenizer_warnings
+from ops.lib.target.tokenizer_check import tokenizer_warnings
 from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.plan import estimate
-from ops.load_target.run import load_target
+from ops.load_target.run import load_target, round_trip_warning
 from ops.tools.init.target import measured_config
 
 LLAMA = (
