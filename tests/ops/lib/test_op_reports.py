@@ -104,7 +104,9 @@ def test_the_tokens_show_their_loss_mask_and_how_long_samples_are(tokens) -> Non
 def test_what_is_captured_and_planned_is_what_was_tokenised(tokens, tmp_path: Path) -> None:
     info = read_json(tokens.path / "tokens.json")
     shards = [shard for shard in info["shards"] if shard["split"] != "test"]
-    write_json(tmp_path / "features.json", {"format": 1, "target": "ab" * 32, "shards": shards})
+    write_json(
+        tmp_path / "features.json", {"format": 1, "target": "ab" * 32, "target_layer_ids": [0], "shards": shards}
+    )
     stage = FakeStage(tmp_path / "shard", {"tokens": tokens})
     shard_sequence(ShardSequence(tokens=Ref("tokenize"), tokens_per_step=2048, epochs=2), stage)
     tokenized = account(tokenize_chat_sections(tokens.path)).kept

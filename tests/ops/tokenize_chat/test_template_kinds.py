@@ -125,7 +125,12 @@ def test_a_template_that_writes_the_day_gives_the_same_on_two_days_and_what_temp
         for day in (1, 2):
             on_day(monkeypatch, day)
             messages = [{"role": "user", "content": "What is it?"}]
-            item = {"messages": messages, "tools": None, "renderings": [[[0], {"add_generation_prompt": True}, False]]}
+            item = {
+                "messages": messages,
+                "tools": None,
+                "documents": None,
+                "renderings": [[[0], {"add_generation_prompt": True}, False]],
+            }
             here.add(render(shared, item)["texts"][0][1])
             served.add(own.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
         assert {text} == here
