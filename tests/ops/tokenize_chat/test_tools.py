@@ -383,6 +383,6 @@ def test_answers_that_are_not_closed_before_the_next_are_dropped_with_the_remedy
     rows = [{"messages": plain([ASK, SUNNY] * 2)}, {"messages": plain([ASK, SUNNY])}]
     samples = written(tmp_path / "data", rows)
     [warning] = tokenized(tmp_path, folder, samples, template).warnings
-    assert 'no EOS token behind an answer; set contexts = "served"' in warning
+    assert 'no EOS token behind an answer: set contexts = "served"' in warning
     (tmp_path / "served").mkdir()
     assert [] == tokenized(tmp_path / "served", folder, samples, template, contexts="served").warnings
