@@ -112,7 +112,7 @@ NOT = {
     "rwkv": (LAYERS, "dflow cannot find the layers of RwkvModel"),
     "xlstm": (LAYERS, "dflow cannot find the layers of xLSTMModel"),
     "zamba2": (BLOCKS, "of the largest value"),
-    "aya_vision": (HEAD, "they differ by 93.8% of the largest value"),
+    "aya_vision": (HEAD, "they differ by 93."),  # 15 of 16 parts, on the edge of two roundings
     "bert": (LAYERS, "dflow cannot find the layers of BertModel"),
     "bart": (LAYERS, "12 layers, and 4 by its config"),
 }
