@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from algorithm_cases import grown
-from dflash_cases import NEW_TOKENS, Case
+from dflash_cases import NEW_TOKENS, Case, make_case
+from other_targets import other_checkpoint
 
 from ops.lib.data.files import read_json, write_json
 from ops.lib.drafts.algorithms import ReadsContext, part_of
@@ -77,6 +78,12 @@ def test_served_answers_are_the_targets_own_and_accepted_lengths_are_those_of_ev
 ):
     case = request.getfixturevalue(case_name)
     is_served_as_evaluated(case, grown(case.drafts["trained"].path, tmp_path / "draft", MASKS_FIRST[name], ENGINE))
+
+
+def test_lilicorr_is_served_so_for_a_llama_target_too(tmp_path):
+    case = make_case("llama", tmp_path / "case", images=False, make=other_checkpoint)
+    draft = grown(case.drafts["trained"].path, tmp_path / "draft", MASKS_FIRST["lilicorr with convolutions"], ENGINE)
+    is_served_as_evaluated(case, draft)
 
 
 @pytest.mark.parametrize("case_name", CASES)
