@@ -9,7 +9,7 @@ from typing import Any
 from dsl.errors import ConfigError
 from ops.capture_targets.layers import check_layers, spread_layers
 from ops.lib.drafts.algorithms import Algorithm, StartsFromOthers, plain
-from ops.lib.drafts.backbone.config import LAYER_IDS, POSITIONS, DraftConfig, DraftConfigError
+from ops.lib.drafts.backbone.config import LAYER_IDS, POSITIONS, SCALES, DraftConfig, DraftConfigError
 from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.forecasts import (
     PROMPTS_ONLY,
@@ -28,7 +28,7 @@ from ops.lib.forecasts import (
 from ops.lib.target.sizes import context_length, positions_field
 from ops.lib.target.token_ids import mask_of_texts
 from ops.train_dflash.op import TrainDflash
-from ops.train_dflash.shape import expected_shape
+from ops.train_dflash.shape import expected_shape, started_shape
 
 # What decides the shape of a draft -> the field of train_dflash, None for what the target decides.
 DRAFT_SHAPE = {
@@ -288,7 +288,23 @@ def _warm_start(
             f"algorithm: {there_algorithm.name} in the draft, {here_algorithm.name} in this training, or other sizes "
             f"of it: {remedy}"
         )
+    wrong += _kept(config, parent.shape, shape)
     return {"warm_start": "\n".join(wrong)} if wrong else {}
+
+
+def _kept(config: TrainDflash, there: DraftConfig, here: DraftConfig) -> list[str]:
+    """Mistakes in the scales and the cap of logits that a warm start keeps of its draft."""
+    try:
+        started_shape(config, here, there)
+    except DraftConfigError as error:
+        names = [mistake.partition(":")[0] for mistake in error.mistakes]
+        return [
+            f"{name}: {_shown(getattr(there, name))} in the draft, which a training of {here.algorithm.name} can neither "
+            "keep nor drop: start from another"
+            for name in names
+            if name in SCALES
+        ]
+    return []
 
 
 def _other_start(there: Algorithm, here: Algorithm) -> str:

@@ -81,8 +81,11 @@ def draft_shape(
         algorithm=algorithm,
         **_rope(config, text),
     )
-    if parent is None:
-        return shape
+    return shape if parent is None else started_shape(config, shape, parent)
+
+
+def started_shape(config: TrainDflash, shape: DraftConfig, parent: DraftConfig) -> DraftConfig:
+    """The shape with what a warm start keeps of its draft. Raises DraftConfigError where the algorithm forbids it."""
     kept = OF_PARENT if config.rope_theta is not None else (*OF_PARENT, "rope_theta")
     return evolve(shape, **{name: getattr(parent, name) for name in kept})
 

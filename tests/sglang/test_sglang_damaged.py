@@ -1,4 +1,4 @@
-"""What SGLang does with exports of DFlash2 and DSpark that are damaged or labelled otherwise: what the gate says.
+"""What SGLang does with exports of DFlash2, DSpark and LiLiCorr that are damaged or misnamed: what the gate says.
 
 tests/ops/check_export/test_damaged_algorithms.py has the gate's side of each.
 """
@@ -21,7 +21,9 @@ from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.decoding.decode import decode_speculative
 from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dspark.config import Dspark
+from ops.lib.drafts.lilicorr.config import OLD_ENGINE, SERVED, Lilicorr, contract_name, stored_name
 from ops.lib.sglang.dflash_worker import DflashEngine, DraftRefused
+from ops.lib.sglang.version import installed_version
 
 pytestmark = pytest.mark.slow
 CPU = {"device": "cpu", "dtype": "float32"}
@@ -29,7 +31,10 @@ NEST = "dflash_config"
 DRAFTS = {
     "dflash2": Dflash2(taps=2, group=8, rank=8, candidates=8),
     "dspark": Dspark(rank=8, sample_from_anchor=False),
+    "lilicorr": Lilicorr(candidates=8, width=24, layers=1, heads=2, factors=8, taps=2, group=8),
 }
+ENGINE = f"sglang-{installed_version()}"
+CONVOLUTIONS = ("conv_kernel_size", "conv_group_size")
 Change = Callable[[dict[str, Any]], object]
 
 
@@ -51,6 +56,16 @@ def renamed(old: str, new: str) -> Change:
     ]
 
 
+def of_other_engine(*parts: str) -> Change:
+    """Name the tensors with one of these parts in their names as the other version of SGLang does."""
+    other_engine = None if ENGINE == OLD_ENGINE else OLD_ENGINE
+    return lambda tensors: [
+        tensors.update({stored_name(contract_name(name), other_engine): tensors.pop(name)})
+        for name in list(tensors)
+        if any(part in name for part in parts)
+    ]
+
+
 def plain(config: dict[str, Any]) -> None:
     """Named and served as plain DFlash."""
     config["architectures"] = ["DFlashDraftModel"]
@@ -64,10 +79,12 @@ def up(name: str) -> Change:
 # (algorithm, what is damaged): served all the same, and accepted otherwise than as trained.
 IN_SILENCE_FIELDS = {
     ("dflash2", "architectures"): other(architectures=["DFlashDraftModel"]),
-    ("dflash2", "both conv fields"): without("conv_kernel_size", "conv_group_size", nest=NEST),
+    ("dflash2", "both conv fields"): without(*CONVOLUTIONS, nest=NEST),
     ("dflash2", "candidates"): other(NEST, selector_top_k=1),
     ("dflash2", "as plain DFlash"): plain,
     ("dspark", "as plain DFlash"): plain,
+    ("lilicorr", "as plain DFlash"): plain,
+    ("lilicorr", "least length"): other(NEST, lilicorr_vector_eps=30.0),
     ("dspark", "layout"): other(sample_from_anchor=True),
     ("dspark", "no layout"): without("sample_from_anchor"),
     ("dspark", "block_size"): up("block_size"),
@@ -94,8 +111,40 @@ REFUSED = {
     ("dspark", "rank"): (other(markov_rank=4), "Attempted to load weight"),
     ("dspark", "no kind of head"): (without("markov_head_type"), "requires markov_head_type"),
     ("dspark", "no mask token"): (without("mask_token_id"), "requires mask_token_id"),
+    **{
+        ("lilicorr", f"no {served}"): (without(served, nest=NEST), f"{served} is required to rebuild the LiLiCorr head")
+        for served in SERVED.values()
+        if served not in CONVOLUTIONS
+    },
+    ("lilicorr", "3 candidates"): (other(NEST, lilicorr_candidate_topk=3), "must be a power of two, got 3"),
+    ("lilicorr", "32 candidates"): (other(NEST, lilicorr_candidate_topk=32), "lilicorr_candidate_topk=32 exceeds"),
+    ("lilicorr", "other candidates"): (other(NEST, lilicorr_candidate_topk=4), "Attempted to load weight"),
+    ("lilicorr", "other layers"): (other(NEST, lilicorr_num_layers=2), "is missing 12 head parameters"),
+    ("lilicorr", "other heads"): (other(NEST, lilicorr_num_heads=3), "Attempted to load weight"),
+    ("lilicorr", "block_size"): (up("block_size"), "Attempted to load weight"),
+    ("lilicorr", "not enabled"): (other(NEST, lilicorr_enabled=False), "requires the lilicorr_.* geometry fields"),
+    ("lilicorr", "both conv fields"): (without(*CONVOLUTIONS, nest=NEST), "built no convolution modules"),
+    ("lilicorr", "no convolutions"): (other(NEST, conv_kernel_size=0, conv_group_size=0), "no convolution modules"),
+    ("lilicorr", "one conv field"): (
+        without("conv_group_size", nest=NEST),
+        "needs conv_kernel_size and conv_group_size",
+    ),
 }
-UNREAD = {  # as long as the verification is static
+REFUSED_TENSORS = {  # LiLiCorr's are compared by their names, in both directions
+    "no lattice": (no_tensors("lilicorr."), "is missing [0-9]+ head parameters"),
+    "no head of vectors": (no_tensors("anchor_out_head"), "is missing 2 head parameters"),
+    "one more": (
+        lambda tensors: tensors.update({"lilicorr.table.weight": tensors["lilicorr.output_norm.weight"].clone()}),
+        "carries 1 head tensors",
+    ),
+    "names of the other engine": (of_other_engine("lilicorr."), "is missing 10 head parameters"),
+    "some names of the other engine": (of_other_engine("lilicorr.layers."), "is missing 4 head parameters"),
+    "no kernels made of the slot": (no_tensors("kernel_projection"), "do not correspond to the built ones"),
+    "no convolutions": (no_tensors("_conv."), "the checkpoint carries none"),
+}
+UNREAD = {  # DSpark's as long as the verification is static, LiLiCorr's scale as long as its walk is greedy
+    ("lilicorr", "enabled unsaid"): without("lilicorr_enabled", nest=NEST),
+    ("lilicorr", "scale of the cosines"): other(NEST, lilicorr_logit_scale=2.0),
     ("dspark", "confidence"): other(enable_confidence_head=False),
     ("dspark", "the confidence's input"): other(confidence_head_with_markov=False),
 }
@@ -106,7 +155,8 @@ def sound(text_case, tmp_path_factory):
     """The sound drafts by algorithm, with the accepted lengths of `evaluate`."""
     folder = tmp_path_factory.mktemp("sound")
     drafts = {
-        name: grown(text_case.drafts["trained"].path, folder / name, algorithm) for name, algorithm in DRAFTS.items()
+        name: grown(text_case.drafts["trained"].path, folder / name, algorithm, ENGINE)
+        for name, algorithm in DRAFTS.items()
     }
     return {name: (path, lengths_of_dflow(text_case, path)) for name, path in drafts.items()}
 
@@ -119,7 +169,8 @@ def lengths_of_dflow(case, draft: Path) -> list[tuple[int, ...]]:
 def served(case, draft: Path) -> list[tuple[int, ...]]:
     """SGLang's accepted lengths; its answers are the target's, whatever the draft is."""
     with DflashEngine.start(case.checkpoint, draft, **CPU, pool_tokens=1024) as engine:
-        answers = engine.decode(case.prompts, NEW_TOKENS, case.eos)
+        # One by one: without CUDA graphs, LiLiCorr's contexts are forgotten when a request leaves the batch.
+        answers = [answer for prompt in case.prompts for answer in engine.decode([prompt], NEW_TOKENS, case.eos)]
     assert [answer.tokens for answer in case.plain] == [answer.tokens for answer in answers]
     return [answer.accepted for answer in answers]
 
@@ -161,3 +212,11 @@ def test_the_others_are_refused(text_case, sound, tmp_path, case):
     change, message = REFUSED[case]
     with pytest.raises(DraftRefused, match=re.compile(message, re.DOTALL)):
         served(text_case, damaged(draft, tmp_path / "draft", config=change))
+
+
+@pytest.mark.parametrize("case", REFUSED_TENSORS)
+def test_lilicorrs_tensors_under_other_names_or_missing_are_refused(text_case, sound, tmp_path, case):
+    draft, _ = sound["lilicorr"]
+    change, message = REFUSED_TENSORS[case]
+    with pytest.raises(DraftRefused, match=re.compile(message, re.DOTALL)):
+        served(text_case, damaged(draft, tmp_path / "draft", tensors=change))

@@ -182,3 +182,18 @@ def test_a_draft_of_another_shape_is_refused_with_what_differs(tmp_path, inputs,
         "  block_size: 4 in the draft, 5 in this training: set block_size, or start from another",
         "  num_key_value_heads: 2 in the draft, 1 in this training: set num_kv_heads, or start from another",
     ]
+
+
+@pytest.mark.parametrize("name", ["lilicorr", "dspark"])
+def test_a_plan_refuses_a_draft_whose_logits_have_a_scale_or_a_cap_where_the_algorithm_cannot(tmp_path, inputs, name):
+    (tmp_path / "draft").mkdir()
+    of_target = {"input_embedding_scale": 4.0, "output_multiplier": 0.5, "final_logit_softcapping": 3.0}
+    write_json(tmp_path / "draft" / "config.json", to_serving(tiny_config(**of_target)))
+    parent = DraftForecast.read(tmp_path / "draft", "d" * 64)
+    neither = f"which a training of {name} can neither keep nor drop: start from another"
+    assert [
+        f"output_multiplier: 0.5 in the draft, {neither}",
+        f"final_logit_softcapping: 3.0 in the draft, {neither}",
+    ] == planned(inputs, parent, algorithm=name)
+    for able in ("dflash", "dflash2"):
+        assert [] == planned(inputs, parent, algorithm=able)
