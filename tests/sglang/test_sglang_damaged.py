@@ -119,7 +119,7 @@ REFUSED = {
     ("lilicorr", "3 candidates"): (other(NEST, lilicorr_candidate_topk=3), "must be a power of two, got 3"),
     ("lilicorr", "32 candidates"): (other(NEST, lilicorr_candidate_topk=32), "lilicorr_candidate_topk=32 exceeds"),
     ("lilicorr", "other candidates"): (other(NEST, lilicorr_candidate_topk=4), "Attempted to load weight"),
-    ("lilicorr", "other layers"): (other(NEST, lilicorr_num_layers=2), "is missing 12 head parameters"),
+    ("lilicorr", "other layers"): (other(NEST, lilicorr_num_layers=2), "is missing 10 head parameters"),
     ("lilicorr", "other heads"): (other(NEST, lilicorr_num_heads=3), "Attempted to load weight"),
     ("lilicorr", "block_size"): (up("block_size"), "Attempted to load weight"),
     ("lilicorr", "not enabled"): (other(NEST, lilicorr_enabled=False), "requires the lilicorr_.* geometry fields"),

@@ -23,24 +23,31 @@ W slots, N blocks, K tokens of a block with the anchor's, S = K - 1, C candidate
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
+from attrs import frozen
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.block_context import BlockContext
 from ops.lib.drafts.lilicorr.config import LilicorrOptions, sizes
-from ops.lib.drafts.lilicorr.model import correlator_of
+from ops.lib.drafts.lilicorr.model import Correlator, correlator_of
 from ops.lib.drafts.losses.candidates import token_logits
 from ops.lib.drafts.losses.head import head_cross_entropy_and_best
 from ops.lib.drafts.losses.kinds import needs_teacher
-from ops.lib.drafts.losses.loss import Loss, slot_losses
+from ops.lib.drafts.losses.loss import Loss, added_weights, combine, slot_losses
 from ops.lib.drafts.losses.loss_request import Asked, Outcome
 from ops.lib.target.embedding_and_head import AnyHead, of_teacher
+
+CPU_NODES, CUDA_NODES = 2**10, 2**14  # of lattices whose activations are alive at a time
 
 
 def block_losses(draft: DraftModel, asked: Asked, head: AnyHead, loss: Loss) -> Outcome:
     """The losses of some slots of whole blocks, differentiable in the hidden states, the context and the lattice."""
-    options, context = loss.own, asked.context
-    assert isinstance(options, LilicorrOptions) and context is not None
+    assert isinstance(loss.own, LilicorrOptions) and asked.context is not None
     hidden_WM, labels_W = asked.hidden_WM, asked.labels_W
     count = sizes(draft.config).candidates
     ce_W, _, candidates_WC = head_cross_entropy_and_best(hidden_WM, head, labels_W, count, checked=True)
@@ -54,27 +61,134 @@ def block_losses(draft: DraftModel, asked: Asked, head: AnyHead, loss: Loss) -> 
 
     has_slot_NS = _by_block(asked, torch.ones_like(labels_W, dtype=torch.bool))
     candidates_NSC = _by_block(asked, candidates_WC)
-    log_p_NSC, hidden_NSM = _by_block(asked, log_p_WC), _by_block(asked, hidden_WM)
-    first_NC, pairs_NSCC = correlator_of(draft)(candidates_NSC, log_p_NSC, hidden_NSM, context, has_slot_NS)
-
     is_true_NSC = candidates_NSC == asked.tokens_NK[:, 1:, None]
-    place_NS = is_true_NSC.long().argmax(dim=-1)
     is_offered_NS = is_true_NSC.any(dim=-1) & has_slot_NS
     reaches_NS = is_offered_NS.long().cumprod(dim=1).bool()
-    before_NS11 = place_NS[:, :-1, None, None].expand(-1, -1, 1, count)
-    after_NSC = torch.cat((first_NC[:, None], pairs_NSCC.gather(2, before_NS11)[:, :, 0]), dim=1)
     counts_NS = reaches_NS & (asked.weights_NK[:, 1:] > 0).all(dim=1, keepdim=True)
-    terms_NS = _terms(after_NSC, place_NS, is_true_NSC, options)
-    if options.regret:
+    lost_NSC = None
+    if loss.own.regret:
         assert asked.teacher_WM is not None
         with torch.no_grad():
             taught_NSC = _by_block(asked, token_logits(asked.teacher_WM, of_teacher(head), candidates_WC))
-            lost_NSC = (taught_NSC.gather(2, place_NS[..., None]) - taught_NSC).clamp(min=0)
-        terms_NS = terms_NS + options.regret * (after_NSC.softmax(dim=-1) * lost_NSC.to(after_NSC.dtype)).sum(dim=-1)
-    added_W = _by_slot(asked, torch.where(counts_NS, terms_NS, 0.0))
-    is_right_W = _by_slot(asked, reaches_NS & (after_NSC.argmax(dim=-1) == place_NS))
-    recalls = (_by_slot(asked, found_NS.to(torch.float64)) for found_NS in (is_offered_NS, reaches_NS))
-    return Outcome(base_W, is_right_W, added_W, tuple(recalls))
+            place_NS1 = is_true_NSC.long().argmax(dim=-1, keepdim=True)
+            lost_NSC = (taught_NSC.gather(2, place_NS1) - taught_NSC).clamp(min=0)
+    blocks = Blocks(
+        candidates_NSC=candidates_NSC,
+        is_true_NSC=is_true_NSC,
+        has_slot_NS=has_slot_NS,
+        weights_NS=_by_block(asked, added_weights(loss, base_W, asked.weights_NK, asked.rows_W)) * counts_NS,
+        lost_NSC=lost_NSC,
+        embed_VM=asked.context.embed_VM,
+        is_there_N=asked.context.is_there_N,
+        correlator=correlator_of(draft),
+        options=loss.own,
+    )
+    inputs = (_by_block(asked, log_p_WC), _by_block(asked, hidden_WM), asked.context.last_NM)
+    added, terms_NS, takes_true_NS = _Sum.apply(
+        blocks, torch.is_grad_enabled(), *inputs, *blocks.correlator.parameters()
+    )
+    found_NS = (torch.where(counts_NS, terms_NS, 0.0), reaches_NS & takes_true_NS, is_offered_NS, reaches_NS)
+    added_W, is_right_W, *recalls = (_by_slot(asked, each_NS) for each_NS in found_NS)
+    total = combine(loss, base_W, asked.weights_NK, asked.rows_W) + added
+    return Outcome(base_W, is_right_W, added_W, tuple(recall_W.to(torch.float64) for recall_W in recalls), total)
+
+
+@frozen(eq=False, kw_only=True)
+class Blocks:
+    """Some blocks' lattices without what takes a gradient.
+
+    weights_NS, float64: how much each slot's terms count. lost_NSC: the target's logit of the true token less that of
+    each candidate, at least 0; None without regret. Others as in `BlockContext` and `Correlator.after`.
+    """
+
+    candidates_NSC: Tensor
+    is_true_NSC: Tensor
+    has_slot_NS: Tensor
+    weights_NS: Tensor
+    lost_NSC: Tensor | None
+    embed_VM: Tensor
+    is_there_N: Tensor
+    correlator: Correlator
+    options: LilicorrOptions
+
+    def parts(self) -> Iterator[slice]:
+        """Slices of blocks for one pass each."""
+        N, S, C = self.candidates_NSC.shape
+        size = max(1, (CUDA_NODES if self.candidates_NSC.is_cuda else CPU_NODES) // (S * C))
+        return (slice(start, start + size) for start in range(0, N, size))
+
+    def terms(self, part: slice, log_p_NSC: Tensor, hidden_NSM: Tensor, last_NM: Tensor) -> tuple[Tensor, Tensor]:
+        """The terms of each slot of some blocks, and whether the walk takes the true token after the true one before;
+        both [n, S]. They mean nothing where the true token is no candidate. Other arguments: of these blocks.
+        """
+        options, is_true_NSC = self.options, self.is_true_NSC[part]
+        place_NS = is_true_NSC.long().argmax(dim=-1)
+        context = BlockContext(self.embed_VM, last_NM, self.is_there_N[part])
+        lattice = (self.candidates_NSC[part], log_p_NSC, hidden_NSM, context, self.has_slot_NS[part])
+        scores_NSC = self.correlator.after(place_NS, *lattice)
+        terms_NS = _terms(scores_NSC, place_NS, is_true_NSC, options)
+        if self.lost_NSC is not None:
+            lost_NSC = self.lost_NSC[part].to(scores_NSC.dtype)
+            terms_NS = terms_NS + options.regret * (scores_NSC.softmax(dim=-1) * lost_NSC).sum(dim=-1)
+        return terms_NS, scores_NSC.argmax(dim=-1) == place_NS
+
+
+class _Sum(torch.autograd.Function):
+    """The weighted sum of all terms, float64 []; the terms and who takes the true token, both [N, S], without gradient.
+
+    The gradients are made in the forward pass, of some blocks at a time, so that the lattices' activations never lie
+    beside each other, or beside those of the backbone's backward pass. The correlator's parameters are given so that
+    autograd knows them. It is called as a function, not as a module, whose hooks would take this for the step's
+    backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        blocks: Blocks,
+        with_gradient: bool,
+        log_p_NSC: Tensor,
+        hidden_NSM: Tensor,
+        last_NM: Tensor,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        inputs = (log_p_NSC, hidden_NSM, last_NM)
+        gradients = [torch.empty_like(tensor) for tensor in inputs] if with_gradient else []
+        # In float32 at least, as every part adds to them.
+        sums = [
+            torch.zeros_like(each, dtype=torch.promote_types(each.dtype, torch.float32))
+            for each in (parameters if with_gradient else ())
+        ]
+        total, found = blocks.weights_NS.new_zeros(()), []
+        for part in blocks.parts():
+            leaves = [tensor[part].detach().requires_grad_(with_gradient) for tensor in inputs]
+            with torch.set_grad_enabled(with_gradient):
+                terms_NS, takes_true_NS = blocks.terms(part, *leaves)
+                # Where the true token is no candidate, terms may be infinite.
+                weights_NS = blocks.weights_NS[part]
+                sum_of_part = (weights_NS * torch.where(weights_NS > 0, terms_NS, 0.0)).sum()
+            if with_gradient:
+                of_inputs_and_parameters = torch.autograd.grad(sum_of_part, [*leaves, *parameters])
+                for gradient, of_part in zip(gradients, of_inputs_and_parameters, strict=False):
+                    gradient[part] = of_part
+                for sum_, of_part in zip(sums, of_inputs_and_parameters[len(leaves) :], strict=True):
+                    sum_ += of_part
+            total += sum_of_part.detach()
+            found.append((terms_NS.detach(), takes_true_NS))
+        ctx.save_for_backward(*gradients, *sums)
+        ctx.dtypes = [each.dtype for each in (*inputs, *parameters)]
+        terms_NS, takes_true_NS = (torch.cat(each) for each in zip(*found, strict=True))
+        ctx.mark_non_differentiable(terms_NS, takes_true_NS)
+        return total, terms_NS, takes_true_NS
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_others: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = (
+            (gradient * grad.to(gradient.dtype)).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        )
+        return None, None, *gradients
 
 
 def _terms(after_NSC: Tensor, place_NS: Tensor, is_true_NSC: Tensor, options: LilicorrOptions) -> Tensor:

@@ -127,14 +127,46 @@ class Correlator(Drawn):
         log_p_NSC: Tensor,
         hidden_NSM: Tensor,
         context: BlockContext,
-        has_slot_NS: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The scores of the first slot's candidates, [N, C], and of those of each later slot after each before it,
         [N, S - 1, C, C]; in float32 at least.
 
         tokens_NSC: each slot's best tokens, best first. S may be less than in training: a shorter block.
-        has_slot_NS: the slots that are part of the lattice; default: all. The scores of others mean nothing.
         """
+        f_NSCH, anchor_NR = self._read(tokens_NSC, log_p_NSC, hidden_NSM, context, None)
+        in_NSCR = self._direction(self.in_head(f_NSCH))
+        out_NSCR = self._direction(self.out_head(f_NSCH[:, :-1]))
+        return self._scaled(in_NSCR[:, 0] @ anchor_NR[..., None])[..., 0], self._scaled(out_NSCR @ in_NSCR[:, 1:].mT)
+
+    def after(
+        self,
+        places_NS: Tensor,
+        tokens_NSC: Tensor,
+        log_p_NSC: Tensor,
+        hidden_NSM: Tensor,
+        context: BlockContext,
+        has_slot_NS: Tensor,
+    ) -> Tensor:
+        """The scores of each slot's candidates after one candidate of the slot before, [N, S, C]; in float32 at least.
+
+        places_NS: which of its slot's candidates; the last slot's is not read. Others as in `forward`. has_slot_NS: the
+        slots that are part of the lattice; the scores of others mean nothing.
+        """
+        f_NSCH, anchor_NR = self._read(tokens_NSC, log_p_NSC, hidden_NSM, context, has_slot_NS)
+        at_NS1H = places_NS[:, :-1, None, None].expand(-1, -1, 1, f_NSCH.shape[-1])
+        out_NSR = self._direction(self.out_head(f_NSCH[:, :-1].gather(2, at_NS1H)[:, :, 0]))
+        before_NSR = torch.cat((anchor_NR[:, None], out_NSR), dim=1)
+        return self._scaled(self._direction(self.in_head(f_NSCH)) @ before_NSR[..., None])[..., 0]
+
+    def _read(
+        self,
+        tokens_NSC: Tensor,
+        log_p_NSC: Tensor,
+        hidden_NSM: Tensor,
+        context: BlockContext,
+        has_slot_NS: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """What the vectors of all nodes are made of, [N, S, C, H], and the anchor's vector, [N, R]."""
         S, C = tokens_NSC.shape[1:]
         dtype = hidden_NSM.dtype
         x_NSCH = self.token_proj(F.embedding(tokens_NSC, context.embed_VM).to(dtype))
@@ -147,12 +179,7 @@ class Correlator(Drawn):
         x_NSCH = self.output_norm(x_NLH).unflatten(1, (S, C))
         # Without a token before the anchor there is not even the projection's bias.
         a_NH = self.anchor_norm(self.context_proj(context.last_NM.to(dtype)) * context.is_there_N[:, None].to(dtype))
-        f_NSCH = F.silu(self._factor_input(x_NSCH, a_NH))
-        out_NSCR, in_NSCR = self._direction(self.out_head(f_NSCH)), self._direction(self.in_head(f_NSCH))
-        first_NC = (in_NSCR[:, 0] @ self._direction(self.anchor_out_head(a_NH))[..., None])[..., 0]
-        pairs_NSCC = out_NSCR[:, :-1] @ in_NSCR[:, 1:].mT
-        wide = torch.promote_types(dtype, torch.float32)
-        return self.logit_scale * first_NC.to(wide), self.logit_scale * pairs_NSCC.to(wide)
+        return F.silu(self._factor_input(x_NSCH, a_NH)), self._direction(self.anchor_out_head(a_NH))
 
     def _bias(self, slots: int, candidates: int, has_slot_NS: Tensor | None) -> Tensor:
         """The bias of every node's attention to every node, [N or 1, E, L, L]."""
@@ -160,10 +187,11 @@ class Correlator(Drawn):
         distance_SS = slot_S[:, None] - slot_S
         bias_ESS = self.relative_slot_bias[:, distance_SS + self.block_size - 1]
         bias_ESS = bias_ESS + self.same_slot_bias[:, None, None] * (distance_SS == 0)
-        bias_NESS = bias_ESS[None]
-        if has_slot_NS is not None:
-            bias_NESS = torch.where(has_slot_NS[:, None, None], bias_NESS, UNSEEN)
-        return bias_NESS.repeat_interleave(candidates, dim=2).repeat_interleave(candidates, dim=3)
+        bias_ELL = bias_ESS[:, :, None, :, None].expand(-1, -1, candidates, -1, candidates).flatten(3).flatten(1, 2)
+        if has_slot_NS is None:
+            return bias_ELL[None]
+        is_node_NL = has_slot_NS.repeat_interleave(candidates, dim=1)
+        return torch.where(is_node_NL[:, None, None], bias_ELL, UNSEEN)
 
     def _factor_input(self, x_NSCH: Tensor, a_NH: Tensor) -> Tensor:
         """factor_input_proj([x, a, x * a]), without repeating a for every node."""
@@ -174,6 +202,9 @@ class Correlator(Drawn):
 
     def _direction(self, vectors: Tensor) -> Tensor:
         return F.normalize(vectors, dim=-1, eps=self.vector_eps)
+
+    def _scaled(self, cosines: Tensor) -> Tensor:
+        return self.logit_scale * cosines.to(torch.promote_types(cosines.dtype, torch.float32))
 
 
 def features(log_p_NSC: Tensor) -> Tensor:

@@ -129,16 +129,20 @@ def combine(loss: Loss, values_W: Tensor, weights_NK: Tensor, rows_W: Tensor, ad
     `dpace_weights`. All others: sum(w value).
     """
     values_W = values_W.to(torch.float64)
-    if loss.kind == "dpace":
-        weights_W = dpace_weights(values_W.detach(), weights_NK, rows_W, loss.dpace_alpha)
-    else:
-        weights_W = _weights_of(weights_NK, rows_W)
+    weights_W = added_weights(loss, values_W, weights_NK, rows_W)
     added = 0.0 if added_W is None else (weights_W * added_W.to(torch.float64)).sum()
     if loss.kind == "focal":
         # at CE = 0 the power has no finite slope for gammas below 1; the product's own limit there is 0
         wrong_W = -torch.expm1(-values_W)
         weights_W = weights_W * wrong_W.clamp_min(torch.finfo(torch.float64).tiny) ** loss.focal_gamma
     return loss.base * (weights_W * values_W).sum() + added
+
+
+def added_weights(loss: Loss, values_W: Tensor, weights_NK: Tensor, rows_W: Tensor) -> Tensor:
+    """The weight of an algorithm's own loss of each slot, float64 [W], without gradient; arguments as in `combine`."""
+    if loss.kind == "dpace":
+        return dpace_weights(values_W.detach(), weights_NK, rows_W, loss.dpace_alpha)
+    return _weights_of(weights_NK, rows_W)
 
 
 def weighted_sum(values_W: Tensor, weights_NK: Tensor, rows_W: Tensor) -> Tensor:
