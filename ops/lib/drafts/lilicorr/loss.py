@@ -42,7 +42,7 @@ from ops.lib.drafts.losses.loss import Loss, added_weights, combine, slot_losses
 from ops.lib.drafts.losses.loss_request import Asked, Outcome
 from ops.lib.target.embedding_and_head import AnyHead, of_teacher
 
-CPU_NODES, CUDA_NODES = 2**10, 2**14  # of lattices whose activations are alive at a time
+CPU_NODES, CUDA_NODES = 2**9, 2**14  # of lattices whose activations are alive at a time
 
 
 def block_losses(draft: DraftModel, asked: Asked, head: AnyHead, loss: Loss) -> Outcome:

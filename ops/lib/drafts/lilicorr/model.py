@@ -65,8 +65,15 @@ class LatticeAttention(nn.Module):
         """bias_NELL: added to the scores; N or E may be 1."""
         packed = F.linear(x_NLH, self.in_proj_weight.to(x_NLH.dtype), self.in_proj_bias.to(x_NLH.dtype))
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in packed.chunk(3, dim=-1))
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias_NELL.expand(len(q), self.heads, -1, -1))
-        return self.out_proj(mixed.transpose(1, 2).flatten(2))
+        return self.out_proj(self._mixed(q, k, v, bias_NELL).transpose(1, 2).flatten(2))
+
+    def _mixed(self, q_NELD: Tensor, k_NELD: Tensor, v_NELD: Tensor, bias_NELL: Tensor) -> Tensor:
+        if q_NELD.is_cuda:
+            bias_NELL = bias_NELL.expand(len(q_NELD), self.heads, -1, -1)
+            return F.scaled_dot_product_attention(q_NELD, k_NELD, v_NELD, attn_mask=bias_NELL)
+        # torch has no fused kernel here for a bias with a gradient, and the plain one looks for rows without a node.
+        scores_NELL = (q_NELD * q_NELD.shape[-1] ** -0.5) @ k_NELD.mT
+        return (scores_NELL + bias_NELL).softmax(dim=-1) @ v_NELD
 
 
 class LatticeLayer(nn.Module):
