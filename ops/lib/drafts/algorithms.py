@@ -124,6 +124,14 @@ class PlainLogits(Protocol):
     plain_logits: ClassVar[bool]
 
 
+@runtime_checkable
+class KeepsInPass(Protocol):
+    """A mixin for the config of an algorithm whose heads keep much for their backward pass, which a plan counts."""
+
+    def pass_bytes(self, draft: DraftConfig, blocks: int, item_size: int) -> int:
+        """The bytes that the heads keep at most, over this many blocks in one pass."""
+
+
 def algorithm_names() -> tuple[str, ...]:
     """The names of the algorithms that come with dflow, then of the pipeline's own."""
     return (*CONFIGS, *own_algorithms())

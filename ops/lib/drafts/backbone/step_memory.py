@@ -8,6 +8,7 @@ Attention takes [context | blocks] side by side, as on a GPU; a CPU's kernels ne
     attended     s L C (8 + 3 b)       float32 leaves, copies in the dtype, gradients, and once more beside the blocks
     blocks       what the rank's blocks keep for their backward, and their keys and values beside the context's, r L C b
     head         a tile of logits with its copy for the product, and two rows of sums
+    algorithm    what its heads keep for their backward, if it says so
 
 Legend: W parameters, R ranks that FSDP2 shards over, T context, t = T / P of a rank, s = T for "gather" and one process
 and T E / (G P) for "ulysses", F feature width, M hidden, L layers, C = 2 G D, G key/value heads, E = lcm(G, P), D head
@@ -19,6 +20,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+from ops.lib.drafts.algorithms import KeepsInPass
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.sizes import MASTER, draft_parameters
 
@@ -41,6 +43,10 @@ def rank_memory(
     narrow = size if size < MASTER else 0
     computed_with = narrow or (MASTER if ranks > 1 else 0)
     attended = MASTER * (2 if narrow else 1) + 2 * narrow + size
+    algorithm = draft.algorithm
+    own = {}
+    if isinstance(algorithm, KeepsInPass):
+        own["algorithm"] = algorithm.pass_bytes(draft, blocks, size)
     return {
         "weights": weights * MASTER * 3 // ranks + weights * (MASTER + computed_with),
         "features": t * len(draft.target_layer_ids) * draft.hidden_size * size,
@@ -48,6 +54,7 @@ def rank_memory(
         "attended": int(context * share * layers * C * attended),
         "blocks": block_bytes(draft, blocks * draft.block_size, size) + int(layers * C * slots * size),
         "head": head_bytes(draft, blocks * draft.block_size, size),
+        **own,
     }
 
 

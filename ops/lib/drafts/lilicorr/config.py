@@ -33,6 +33,7 @@ SERVED = {
 }
 COUNTS = ("candidates", "width", "layers", "heads", "factors")
 MOST_CANDIDATES = 16  # of a walk in SGLang and vLLM
+CPU_NODES, CUDA_NODES = 2**9, 2**14  # of lattices whose activations are alive at a time
 FEATURES = 5  # numbers that describe a candidate
 CANDIDATES = f"must be a power of two up to {MOST_CANDIDATES}, or engines refuse to start"
 RAW_LOGITS = "engines give LiLiCorr the plain product with the head; leave it out"
@@ -149,11 +150,23 @@ class Lilicorr:
         nodes = (draft.block_size - 1) * self.candidates
         token = 0 if H == M else 2 / 3 * M * H  # of the frozen embedding
         layer = 4 * H * H + 2 * H * self.mlp_width + 2 * nodes * H
-        vectors = 2 * H * H + 2 * H * R + self.candidates * R
-        lattice = M * H + self.candidates * (token + FEATURES * H + H * H + self.layers * layer + vectors)
+        vectors = 2 * H * H + H * R + R
+        after = H * R  # of the true token alone
+        lattice = M * H + after + self.candidates * (token + FEATURES * H + H * H + self.layers * layer + vectors)
         convolution = 2 * self.taps * (M // self.group) * M if self.taps else 0
         # Candidates come from the logits of the loss; those of the scored ones are computed again, with a gradient.
         return 3 * 2 * (2 * draft.num_hidden_layers * convolution + lattice) + 2 * 2 * scored * M
+
+    def pass_bytes(self, draft: DraftConfig, blocks: int, item_size: int) -> int:
+        """What some blocks' lattices keep for their backward pass on a GPU, and its largest step (loss.py)."""
+        M, H, R = draft.hidden_size, self.width, self.factors
+        nodes = (draft.block_size - 1) * self.candidates
+        together = min(blocks, max(1, CUDA_NODES // nodes))
+        token = 0 if H == M else M
+        layer = 10 * H + 2 * self.mlp_width + self.heads * nodes  # with the scores of a node to all others
+        step = 2 * self.mlp_width + 3 * H + 2 * self.heads * nodes
+        node = token + 8 * H + 2 * R + self.layers * layer + step
+        return together * nodes * node * item_size
 
 
 def field_name(name: str) -> str:

@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.block_context import BlockContext
-from ops.lib.drafts.lilicorr.config import LilicorrOptions, sizes
+from ops.lib.drafts.lilicorr.config import CPU_NODES, CUDA_NODES, LilicorrOptions, sizes
 from ops.lib.drafts.lilicorr.model import Correlator, correlator_of
 from ops.lib.drafts.losses.candidates import token_logits
 from ops.lib.drafts.losses.head import head_cross_entropy_and_best
@@ -41,8 +41,6 @@ from ops.lib.drafts.losses.kinds import needs_teacher
 from ops.lib.drafts.losses.loss import Loss, added_weights, combine, slot_losses
 from ops.lib.drafts.losses.loss_request import Asked, Outcome
 from ops.lib.target.embedding_and_head import AnyHead, of_teacher
-
-CPU_NODES, CUDA_NODES = 2**9, 2**14  # of lattices whose activations are alive at a time
 
 
 def block_losses(draft: DraftModel, asked: Asked, head: AnyHead, loss: Loss) -> Outcome:

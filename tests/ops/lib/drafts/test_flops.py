@@ -108,7 +108,9 @@ def test_lilicorr_counts_the_products_of_its_lattice_but_for_those_of_a_block_as
     correlator = Correlator(config)
 
     def run():
-        sum(each.sum() for each in correlator(best.indices, best.values, hidden_NSM, context)).backward()
+        places_NS, has_slot_NS = torch.zeros(N, S, dtype=torch.int64), torch.ones(N, S, dtype=torch.bool)
+        lattice = (best.indices, best.values, hidden_NSM, context, has_slot_NS)
+        correlator.after(places_NS, *lattice).sum().backward()
 
     rows_of_the_head = 2 * 2 * (C + 1) * M
     expected = N * S * (algorithm.slot_flops(config) - rows_of_the_head)
