@@ -299,8 +299,8 @@ def _kept(config: TrainDflash, there: DraftConfig, here: DraftConfig) -> list[st
     except DraftConfigError as error:
         names = [mistake.partition(":")[0] for mistake in error.mistakes]
         return [
-            f"{name}: {_shown(getattr(there, name))} in the draft, which a training of {here.algorithm.name} can neither "
-            "keep nor drop: start from another"
+            f"{name}: {_shown(getattr(there, name))} in the draft, which a training of {here.algorithm.name} can "
+            "neither keep nor drop: start from another"
             for name in names
             if name in SCALES
         ]

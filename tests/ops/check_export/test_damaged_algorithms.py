@@ -56,6 +56,12 @@ def flat(config: dict[str, Any]) -> None:
         config[name] = config["dflash_config"].pop(name)
 
 
+def flat_lattice(config: dict[str, Any]) -> None:
+    """Write the sizes of LiLiCorr at the top level."""
+    for name in SERVED.values():
+        config[name] = config[NEST].pop(name)
+
+
 def nested(config: dict[str, Any]) -> None:
     """Write the fields of DSpark into a table, as SpecForge does."""
     names = ("block_size", "mask_token_id", "target_layer_ids", *OF_DSPARK)
@@ -242,6 +248,25 @@ FIELDS = {
         [f"{NEST}.lilicorr_vector_eps is 0.5, {TRAINED} 0.0001"],
         "another length",
     ),
+    **{
+        f"scales and a cap of logits that {name} has plain": (
+            name,
+            put(nest, **OTHERS),
+            [
+                f"output_multiplier: engines {reason} the plain product with the head",
+                f"final_logit_softcapping: engines {reason} the plain product with the head",
+                f"input_embedding_scale is 2.0, {TRAINED}",
+            ],
+            None,
+        )
+        for name, nest, reason in (("lilicorr", NEST, "give LiLiCorr"), ("dspark", None, "add DSpark's bias to"))
+    },
+    "flat fields of LiLiCorr": (
+        "lilicorr",
+        flat_lattice,
+        [f"{NEST}.{n} is missing" for n in SERVED.values()] + [f"{n} {UNKNOWN}" for n in sorted(SERVED.values())],
+        None,
+    ),
     "a lattice switched off": (
         "lilicorr",
         put(NEST, lilicorr_enabled=False),
@@ -353,6 +378,49 @@ def test_sizes_that_no_lattice_can_have_are_named(tmp_path, gate_inputs, field, 
     inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS["lilicorr"])
     edit_config(inputs, put(NEST, **{field: value}))
     assert f"config.json: {NEST}.{field}: {wrong}" in [what for what, _, _ in mistakes(tmp_path / "gate", inputs)]
+
+
+def test_convolutions_of_lilicorr_that_the_config_denies_are_named_with_their_tensors(tmp_path, gate_inputs):
+    inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS["lilicorr"])
+    kernels = [name for name in stored_tensors(inputs["draft"].path / "model.safetensors") if "_conv." in name]
+    edit_config(inputs, put(NEST, **dict.fromkeys(CONVOLUTIONS, 0)))
+    found = {what: does for what, does, _ in mistakes(tmp_path / "gate", inputs)}
+    wrong = [
+        f"config.json: {NEST}.{name} is 0, {TRAINED} {value}" for name, value in zip(CONVOLUTIONS, (2, 8), strict=True)
+    ]
+    wrong += [f"model.safetensors: {name} {STRAY}" for name in kernels]
+    assert set(wrong) == set(found) and len(kernels) == 8
+    assert all("refuses to start" in does for does in found.values())
+
+
+def test_a_block_of_another_size_is_named_with_the_tensors_of_lilicorr_that_have_a_row_for_each_slot(
+    tmp_path, gate_inputs
+):
+    inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS["lilicorr"])
+    edit_config(inputs, up("block_size"))
+    assert [
+        f"config.json: block_size is 5, {TRAINED} 4",
+        "model.safetensors: lilicorr.relative_slot_bias must be [2, 9], got [2, 7]",
+        "model.safetensors: lilicorr.slot_embedding must be [1, 1, 4, 1, 8], got [1, 1, 3, 1, 8]",
+    ] == [what for what, _, _ in mistakes(tmp_path / "gate", inputs)]
+
+
+def test_a_tensor_of_lilicorr_that_it_does_not_have_is_named_with_sglangs_refusal(tmp_path, gate_inputs):
+    inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS["lilicorr"])
+    edit_tensors(inputs, lambda tensors: tensors.update({"lilicorr.table.weight": torch.zeros(3, 2)}))
+    ((what, does, remedy),) = mistakes(tmp_path / "gate", inputs)
+    assert f"model.safetensors: lilicorr.table.weight {STRAY}" == what
+    assert "refuses to start (ValueError): it compares the names" in does and REWRITE in remedy
+
+
+def test_names_of_both_engines_in_one_export_of_lilicorr_are_told(tmp_path, gate_inputs):
+    inputs = with_algorithm(tmp_path, gate_inputs, ALGORITHMS["lilicorr"])
+    new, old = "lilicorr.layers.0.mlp.up_proj.weight", "lilicorr.layers.0.mlp.0.weight"
+    edit_tensors(inputs, rename_tensors(new, old))
+    assert [
+        f"model.safetensors: {old} {STRAY}: only SGLang 0.5.21 has this name",
+        f"model.safetensors: {new} {MISSING}",
+    ] == [what for what, _, _ in mistakes(tmp_path / "gate", inputs)]
 
 
 @pytest.mark.parametrize("engine", [None, OLD_ENGINE])

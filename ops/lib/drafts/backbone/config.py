@@ -277,10 +277,16 @@ def unfit_text(wrong: Mapping[str, str]) -> str:
 
 def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
     """The serving config.json of a draft; `from_serving` gives the config back."""
+    scales = {name: getattr(config, name) for name, default in SCALES.items() if getattr(config, name) != default}
+    return config.algorithm.to_serving(_plain_form(config, dtype, scales))
+
+
+def _plain_form(config: DraftConfig, dtype: str, scales: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json before the algorithm's own fields are in their places. scales: those of SCALES that it has."""
     causality = {IS_CAUSAL: serving_causality(config)} if config.slides else {}
     name = config.algorithm.name
     own = {} if name == DFLASH else {ALGORITHM: name}
-    plain_form = causality | {
+    return causality | {
         "architectures": [config.algorithm.architecture],
         "model_type": "qwen3",
         "hidden_act": "silu",
@@ -300,11 +306,10 @@ def to_serving(config: DraftConfig, dtype: str = "float32") -> dict[str, Any]:
         "dflash_config": {
             "mask_token_id": config.mask_token_id,
             "target_layer_ids": list(config.target_layer_ids),
-            **{name: getattr(config, name) for name, default in SCALES.items() if getattr(config, name) != default},
+            **scales,
         },
         "dflow": {"format": FORMAT, "positions": config.positions, **own},
     }
-    return config.algorithm.to_serving(plain_form)
 
 
 def serving_causality(config: DraftConfig) -> bool | None:
@@ -433,22 +438,21 @@ def example(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @cache
 def _example(algorithm: type[Algorithm], ends: tuple[str, ...]) -> Mapping[str, Any]:
-    held: dict[str, Any] = dict.fromkeys(ends, 2.0)
-    return to_serving(
-        DraftConfig(
-            hidden_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-            num_key_value_heads=1,
-            head_dim=8,
-            intermediate_size=8,
-            vocab_size=16,
-            block_size=4,
-            mask_token_id=0,
-            target_layer_ids=(0,),
-            num_target_layers=2,
-            max_position_embeddings=8,
-            algorithm=algorithm(),
-            **held,
-        )
+    own = algorithm()
+    shape = DraftConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=8,
+        intermediate_size=8,
+        vocab_size=16,
+        block_size=4,
+        mask_token_id=0,
+        target_layer_ids=(0,),
+        num_target_layers=2,
+        max_position_embeddings=8,
+        algorithm=own,
     )
+    # Apart from the shape: an algorithm may refuse them, which is a mistake of the config.json, not of this example.
+    return own.to_serving(_plain_form(shape, "float32", dict.fromkeys(ends, 2.0)))

@@ -7,53 +7,44 @@ import torch
 from case_reader import fast_step
 from draft_cases import random_case
 from draft_chain import tiny_config, train_config
-from peak_memory import peak_memory
 from step_cases import assert_equal_steps
+from torch.distributed._tools.mem_tracker import MemTracker
 
+from ops.lib.drafts.block_context import BlockContext
 from ops.lib.drafts.lilicorr import loss as lilicorr_loss
 from ops.lib.drafts.lilicorr.config import CUDA_NODES, Lilicorr, LilicorrOptions
+from ops.lib.drafts.lilicorr.model import Correlator
 from ops.lib.drafts.losses.loss import Loss
 from ops.train_dflash.plan import step_memory
 
 SMALL = Lilicorr(candidates=8, width=8, layers=2, heads=2, factors=4)
-PASS = """
-import sys
-import torch
-from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.block_context import BlockContext
-from ops.lib.drafts.lilicorr.config import Lilicorr
-from ops.lib.drafts.lilicorr.model import Correlator
+BLOCKS = 8
 
-torch.set_num_threads(1)
-M, V, K, N = 256, 512, 16, int(sys.argv[1])
-own = Lilicorr(candidates=8, width=256, factors=256)
-config = DraftConfig(
-    algorithm=own, hidden_size=M, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4, head_dim=64,
-    intermediate_size=M, vocab_size=V, block_size=K, mask_token_id=0, target_layer_ids=(1,), num_target_layers=4,
-    max_position_embeddings=64,
+
+@pytest.mark.parametrize(
+    ("own", "hidden_size", "block_size"),
+    [
+        (Lilicorr(candidates=8, width=64, layers=2, heads=8, factors=64), 256, 16),
+        (Lilicorr(candidates=8, width=256, layers=1, heads=4, factors=128, mlp_ratio=3.0), 256, 8),
+        (Lilicorr(candidates=16, width=64, layers=3, heads=2, factors=256), 128, 16),
+    ],
+    ids=["many heads", "as wide as the draft", "many candidates"],
 )
-correlator = Correlator(config)
-
-def run(blocks):
-    best = torch.randn(blocks, K - 1, V).log_softmax(-1).topk(own.candidates)
-    hidden = torch.randn(blocks, K - 1, M, requires_grad=True)
-    context = BlockContext(torch.randn(V, M), torch.randn(blocks, M), torch.ones(blocks, dtype=torch.bool))
-    is_there = torch.ones(blocks, K - 1, dtype=torch.bool)
-    correlator.after(is_there.long(), best.indices, best.values, hidden, context, is_there).sum().backward()
-
-run(1)
-with open("/proc/self/status") as status:
-    print(next(line.split()[1] for line in status if line.startswith("VmHWM")))
-run(N)
-print(own.pass_bytes(config, N, 4) >> 20)
-"""
-
-
-def test_a_pass_over_lattices_takes_the_memory_that_a_plan_counts():
-    (before, planned), peak = peak_memory(PASS, 24)
-    taken = peak - (int(before) >> 10)
-    print(f"{taken} MiB taken, {planned} MiB planned")
-    assert 0.75 * int(planned) < taken < 1.2 * int(planned)
+def test_a_plan_counts_the_memory_that_a_pass_over_lattices_takes(own, hidden_size, block_size):
+    config = tiny_config(hidden_size=hidden_size, block_size=block_size, algorithm=own, vocab_size=64)
+    correlator, slots = Correlator(config), (BLOCKS, block_size - 1)
+    hidden_NSM = torch.randn(*slots, hidden_size, requires_grad=True)
+    best = torch.randn(*slots, 64).log_softmax(-1).topk(own.candidates)
+    is_there_N = torch.ones(BLOCKS, dtype=torch.bool)
+    context = BlockContext(torch.randn(64, hidden_size), torch.randn(BLOCKS, hidden_size), is_there_N)
+    lattice = (best.indices, best.values, hidden_NSM, context, torch.ones(slots, dtype=torch.bool))
+    tracker = MemTracker()
+    with tracker:
+        correlator.after(torch.zeros(slots, dtype=torch.int64), *lattice).sum().backward()
+    (peak,) = tracker.get_tracker_snapshot("peak").values()
+    planned = own.pass_bytes(config, BLOCKS, item_size=4)
+    print(f"{peak['Total'] / 1e6:.1f} MB taken, {planned / 1e6:.1f} MB planned")
+    assert peak["Total"] == pytest.approx(planned, rel=0.12)
 
 
 def test_a_plan_counts_no_more_lattices_than_are_computed_at_a_time():
