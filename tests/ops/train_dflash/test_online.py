@@ -20,6 +20,9 @@ from ops.capture_targets.run import capture_targets
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, write_json
+from ops.lib.drafts.backbone.config import from_serving
+from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.lilicorr.config import LilicorrOptions
 from ops.lib.target.feature_shards import FeatureReader
 from ops.shard_sequence.op import ShardSequence
 from ops.shard_sequence.run import shard_sequence
@@ -155,16 +158,38 @@ def test_the_draft_knows_what_it_was_trained_on_and_is_exported_alike(
     assert configs[0] == configs[1]
 
 
-def test_the_target_behind_its_final_norm_is_captured_for_the_divergence(tokens, target, online, tmp_path):
-    stage = FakeStage(tmp_path / "capture", {"tokens": tokens, "target": target})
+@pytest.fixture(scope="module")
+def stored_final(tokens, target, plan, tmp_path_factory):
+    stage = FakeStage(tmp_path_factory.mktemp("final"), {"tokens": tokens, "target": target})
     capture_targets(CaptureTargets(tokens=Ref("tokenize"), target=Ref("target"), final_hidden=True), stage)
-    stored = {"features": stage.artifact(TargetFeatures), "target": target, "batches": online["batches"]}
+    return {"features": stage.artifact(TargetFeatures), "target": target, "batches": plan}
+
+
+def test_the_target_behind_its_final_norm_is_captured_for_the_divergence(stored_final, online, tmp_path):
     options = {"max_steps": 4, "log_every": 1, "loss": "kl", "num_anchors": 4}
     losses = [
         train(tmp_path / name, inputs, **options).metric("train/loss")
-        for name, inputs in (("a", stored), ("b", online))
+        for name, inputs in (("a", stored_final), ("b", online))
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_lilicorr_is_trained_online_as_from_stored_features(stored_final, online, tmp_path):
+    """Its terms read the target's final states, the end of each block's context, and the target's embedding."""
+    own = LilicorrOptions(candidates=16, width=16, heads=2, factors=8, hinge=0.1, conv=True)
+    options = {"max_steps": 5, "log_every": 1, "num_anchors": 4, "algorithm": "lilicorr", "lilicorr": own, "lr": 3e-3}
+    runs = [train(tmp_path / name, inputs, **options) for name, inputs in (("a", stored_final), ("b", online))]
+    for name in ("loss", "grad_norm", "accuracy", "candidate_recall", "prefix_recall"):
+        stored, captured = (run.metric(f"train/{name}") for run in runs)
+        assert captured == pytest.approx(stored, rel=1e-4), name
+        assert 5 == len(stored) and max(stored) > 0
+    stored, captured = (load_file(run.out_dir / "model.safetensors") for run in runs)
+    fresh = DraftModel(from_serving(read_json(runs[0].out_dir / "config.json")))
+    fresh.initialise(SHAPE["seed"])
+    for name, weight in stored.items():
+        torch.testing.assert_close(captured[name], weight, rtol=0, atol=1e-3)
+        if name.startswith("lilicorr.") and weight.ndim == 2:
+            assert (weight - fresh.state_dict()[name]).abs().max() > 1e-4, name
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,11 @@ AGAIN = "dflow resume RUN --from export"
 FLAT = [(step, 0.5 + 0.01 * (step % 2)) for step in range(1, 101)]  # a loss that falls no more
 
 
-def make_chain(folder: Path, target: TargetModel, tokens: TokenShards) -> Chain:
-    """Make a chain whose splits all hold the training's samples, so that there is no gap between them."""
+def make_chain(folder: Path, target: TargetModel, tokens: TokenShards, **train: Any) -> Chain:
+    """Make a chain whose splits all hold the training's samples, so that there is no gap between them.
+
+    train: more fields of the training.
+    """
     reader = TokenReader(tokens, "train")
     samples = [reader.sample(index) for index in range(len(reader))]
     prompts = [
@@ -43,9 +46,8 @@ def make_chain(folder: Path, target: TargetModel, tokens: TokenShards) -> Chain:
     answers = [decode_plain(loaded, sample, NEW_TOKENS) for sample in prompts]
     folder.mkdir(parents=True)
     own = with_answers(folder / "tokens", reader.info, prompts, answers, splits=("train", "val", "test"))
-    draft = overfit(
-        folder, target, own, capture={"target_layer_ids": (LAYER,)}, block_size=BLOCK, num_anchors=NEW_TOKENS + 1
-    )
+    sizes = {"block_size": BLOCK, "num_anchors": NEW_TOKENS + 1}
+    draft = overfit(folder, target, own, capture={"target_layer_ids": (LAYER,)}, **sizes, **train)
     return Chain(
         node="export",
         draft=draft,
