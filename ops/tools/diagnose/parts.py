@@ -18,10 +18,11 @@ from attrs import define, field, frozen
 
 from dsl.finding import Finding
 from ops.evaluate.intervals import OTHERS, REST, context_label
+from ops.evaluate.prompts import Prompt
 from ops.evaluate.statistics import context_part, reported_groups, steps_of, tau_by
 from ops.evaluate.verdicts import CATEGORY_RATIO
 from ops.lib.data.batching import spread
-from ops.lib.data.token_shards import KINDS, TokenReader, TokenSample
+from ops.lib.data.token_shards import KINDS, TokenReader
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.tokenize_chat.kinds import END, TokenKinds
 from ops.tools.diagnose.bench import tau_of, unpaired_gain
@@ -110,15 +111,14 @@ def learnt_tokens(reader: TokenReader, kinds: TokenKinds | None) -> Learnt:
 
 
 def tables_of_tau(
-    prompts: Sequence[TokenSample],
-    topics: Sequence[str | None],
+    prompts: Sequence[Prompt],
     answers: Sequence[Decoded],
     kinds: TokenKinds | None,
     learnt: Learnt | None,
     block_size: int,
 ) -> dict[str, list[Part]]:
-    """The parts of each table that is known. topics: of the prompts. learnt: by the training; None if it is gone."""
-    keys = _keys(prompts, topics, answers, kinds)
+    """The parts of each table that is known. learnt: by the training; None if it is gone."""
+    keys = _keys(prompts, answers, kinds)
     total = sum(answer.generated for answer in answers)
     found: dict[str, list[Part]] = {}
     for table, key in keys.items():
@@ -151,30 +151,21 @@ def part_findings(tables: Mapping[str, Sequence[Part]], learnt: Learnt | None) -
 
 
 def _keys(
-    prompts: Sequence[TokenSample], topics: Sequence[str | None], answers: Sequence[Decoded], kinds: TokenKinds | None
+    prompts: Sequence[Prompt], answers: Sequence[Decoded], kinds: TokenKinds | None
 ) -> dict[str, Callable[[int, int], str]]:
     """Of each table, the part of a step by the place of its prompt and of its anchor in the answer."""
     keys: dict[str, Callable[[int, int], str]] = {
-        "context": lambda place, anchor: context_part(prompts[place].prompt_tokens + anchor)
+        "context": lambda place, anchor: context_part(prompts[place].length + anchor)
     }
-    turns = [_turn(prompt) for prompt in prompts]
-    if any(prompt.answers for prompt in prompts) or any(turns):
-        keys["turn"] = lambda place, _: str(turns[place])
+    if all(prompt.turn is not None for prompt in prompts):
+        keys["turn"] = lambda place, _: str(prompts[place].turn)
     if kinds is not None:
         of_tokens = [kinds.of(answer.tokens) for answer in answers]
         keys["kind"] = lambda place, anchor: KINDS[of_tokens[place][anchor]]
-    groups = reported_groups(topics)
+    groups = reported_groups([prompt.topic for prompt in prompts])
     if set(groups) != {REST}:
         keys["group"] = lambda place, _: groups[place]
     return keys
-
-
-def _turn(prompt: TokenSample) -> int:
-    """The answers before a prompt's; of a sample that does not say so, those that are learnt."""
-    if prompt.answers:
-        return prompt.answers[-1][1]
-    mask = prompt.loss_mask[: prompt.prompt_tokens].numpy().astype(np.int8)
-    return int((np.diff(mask, prepend=0) == 1).sum())
 
 
 def _sums(answers: Sequence[Decoded], key: Callable[[int, int], str], block_size: int) -> dict[str, list[Steps]]:
@@ -220,7 +211,7 @@ def _finding(table: str, parts: Sequence[Part], learnt: Learnt | None) -> Findin
     code = NAMES[table]
     text = "tau " + ", ".join(f"{part.figures.label} {part.figures.tau:.2f}" for part in parts)
     if len(parts) == 1:
-        return judged(name=code, measured=text, normal="there is no other part to compare with")
+        return _only(table, parts[0], text, learnt)
     gains = [(part, unpaired_gain(part.others, part.own, comparisons=len(parts))) for part in parts]
     certain = [part for part, gain in gains if gain.is_certain]
     if not certain:
@@ -242,6 +233,20 @@ def _finding(table: str, parts: Sequence[Part], learnt: Learnt | None) -> Findin
         advice=_advice(table, worst.figures.label),
         is_cause=bool(lacking),
         is_note=not lacking and is_far,
+    )
+
+
+def _only(table: str, part: Part, text: str, learnt: Learnt | None) -> Finding:
+    """The finding where all held-out answers are in one part, whose tau cannot be compared."""
+    if not part.is_lacking:
+        return judged(name=NAMES[table], measured=text, normal="there is no other part to compare with")
+    where = f"all held-out tokens are {_where(table, part.figures.label)}"
+    return judged(
+        name=NAMES[table],
+        measured=f"{text}; {where}, {_learnt_text(table, part, learnt)}",
+        normal=NORMAL,
+        advice=_advice(table, part.figures.label),
+        is_note=True,
     )
 
 
