@@ -11,7 +11,7 @@ N prompts, L learnt tokens of a sample
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from attrs import define, field, frozen
@@ -25,11 +25,14 @@ from ops.lib.data.batching import spread
 from ops.lib.data.token_shards import KINDS, TokenReader
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.tokenize_chat.kinds import END, TokenKinds
-from ops.tools.diagnose.bench import tau_of, unpaired_gain
+from ops.tools.diagnose.bench import CHANCE, tau_of, unpaired_gain
 from ops.tools.diagnose.judgement import CONTEXTS, GROUPS, KINDS_OF_TOKENS, TURNS, PartFigures, judged, too_few
 from ops.tools.diagnose.training_data import LOOKED_AT
 
 LACK = 0.25
+PLANNED = (
+    0.02  # error probability of what the training lacks against all else: one comparison, chosen before tau is seen
+)
 NAMES = {"context": CONTEXTS, "turn": TURNS, "kind": KINDS_OF_TOKENS, "group": GROUPS}
 RESAMPLINGS = 2000  # for the intervals
 NORMAL = (
@@ -138,7 +141,7 @@ def tables_of_tau(
                     learnt=counts[name] / every if every else None,
                 ),
                 own=sums[name],
-                others=_others(sums, name),
+                others=_joined(steps for part, steps in sums.items() if part != name),
             )
             for name, tau in sorted(taus.items(), key=lambda part: _order(table, part[0]))
         ]
@@ -181,12 +184,11 @@ def _sums(answers: Sequence[Decoded], key: Callable[[int, int], str], block_size
     return sums
 
 
-def _others(sums: Mapping[str, Sequence[Steps]], name: str) -> list[Steps]:
-    """The steps of each prompt in all other parts."""
-    others = [each for part, each in sums.items() if part != name]
+def _joined(parts: Iterable[Sequence[Steps]]) -> list[Steps]:
+    """The steps of each prompt in all these parts."""
     return [
         Steps(sum(each.steps for each in of_prompt), sum(each.generated for each in of_prompt))
-        for of_prompt in zip(*others, strict=True)
+        for of_prompt in zip(*parts, strict=True)
     ]
 
 
@@ -212,19 +214,22 @@ def _finding(table: str, parts: Sequence[Part], learnt: Learnt | None) -> Findin
     text = "tau " + ", ".join(f"{part.figures.label} {part.figures.tau:.2f}" for part in parts)
     if len(parts) == 1:
         return _only(table, parts[0], text, learnt)
-    gains = [(part, unpaired_gain(part.others, part.own, comparisons=len(parts))) for part in parts]
-    certain = [part for part, gain in gains if gain.is_certain]
-    if not certain:
-        open_parts = [part for part, gain in gains if gain.is_open and part.is_lacking]
-        if open_parts:
-            return too_few(code, f"{text}; the training hardly has {_where(table, open_parts[0].figures.label)}")
+    certain = [part for part in parts if unpaired_gain(part.others, part.own, CHANCE / len(parts)).is_certain]
+    lacking = [part for part in parts if part.is_lacking]
+    learnt_there = _joined(part.own for part in parts if not part.is_lacking)
+    gain = unpaired_gain(learnt_there, _joined(part.own for part in lacking), PLANNED)
+    if not certain and gain.is_open:
+        return too_few(code, f"{text}; the training hardly has {_where(table, lacking[0].figures.label)}")
+    if not certain and not gain.is_certain:
         return judged(name=code, measured=text, normal=NORMAL)
-    lacking = [part for part in certain if part.is_lacking]
+    lacking = [part for part in certain if part.is_lacking] or (lacking if gain.is_certain else [])
     worst = max(lacking or certain, key=lambda part: part.lost)
     measured = (
         f"tau {tau_of(worst.own):.2f} {_where(table, worst.figures.label)}, {tau_of(worst.others):.2f} elsewhere; "
         f"{worst.figures.share:.0%} of the held-out tokens are there, {_learnt_text(table, worst, learnt)}"
     )
+    if also := [part.figures.label for part in lacking if part is not worst]:
+        measured += f"; the training hardly has {', '.join(also)} either"
     is_far = tau_of(worst.others) > CATEGORY_RATIO * tau_of(worst.own)
     return judged(
         name=code,

@@ -169,6 +169,16 @@ def test_of_two_losses_the_one_that_the_training_lacks_is_named(tmp_path):
     assert (CAUSE, True) == (found["groups"].level, 'in the group "code"' in found["groups"].what)
 
 
+def test_parts_that_the_training_lacks_are_one_cause_where_each_alone_is_too_few(tmp_path):
+    lacking = [Sample(topic=topic) for topic in ("code", "maths", "law") for _ in range(3)]
+    found, _ = judged(USUAL + lacking, training(tmp_path / "t", USUAL * 4), lacking)
+    text = found["groups"].what
+    assert (CAUSE, True) == (found["groups"].level, 'in the group "' in text)
+    assert all(topic in text.partition("\n")[0] for topic in ("code", "maths", "law"))
+    fine, _ = judged(USUAL + lacking, training(tmp_path / "fine", USUAL * 4), [])
+    assert FINE == fine["groups"].level
+
+
 def test_without_the_training_s_samples_a_loss_is_a_note():
     lost, _, where = PLANTED["turns"]
     found, tables = judged(USUAL + lost, None, lost)
