@@ -54,9 +54,9 @@ class TuneTable:
     """The table `[tune]`. node: the training that is tuned.
 
     rungs: steps, ascending, after which trials are compared. trials: how many points of the space are tried at most
-    (default: every combination of its lists). eta: of the trials of a rung, one in eta goes on; 1: all. seed: of the drawn
-    points. budget_steps: of all trials together. budget_hours: of all trainings together, however many run at a time.
-    space: by name, the values to try.
+    (default: every combination of its lists). eta: of the trials of a rung, one in eta goes on; 1: all. seed: of the
+    drawn points. budget_steps: of all trials together. budget_hours: of all trainings together, however many run at a
+    time. space: by name, the values to try.
     """
 
     rungs: tuple[int, ...] = attrs.field(validator=_are_rungs)
