@@ -10,6 +10,7 @@ import torch
 from damaged_cases import RANDOM, REWRITE, edit_config, edit_tensors, mistakes
 from gate_cases import ALGORITHMS, check, with_algorithm
 
+from dsl.errors import DataError
 from ops.lib.drafts.backbone.load import load_draft, stored_tensors
 from ops.lib.drafts.lilicorr.config import OLD_ENGINE, SERVED, contract_name, stored_name
 
@@ -421,6 +422,10 @@ def test_names_of_both_engines_in_one_export_of_lilicorr_are_told(tmp_path, gate
         f"model.safetensors: {old} {STRAY}: only SGLang 0.5.21 has this name",
         f"model.safetensors: {new} {MISSING}",
     ] == [what for what, _, _ in mistakes(tmp_path / "gate", inputs)]
+    load_draft(inputs["draft"].path)
+    edit_tensors(inputs, lambda tensors: tensors.update({new: tensors[old] + 1}))
+    with pytest.raises(DataError, match=f"{old}: the same tensor is there under another name, too"):
+        load_draft(inputs["draft"].path)
 
 
 @pytest.mark.parametrize("engine", [None, OLD_ENGINE])

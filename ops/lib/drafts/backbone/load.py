@@ -73,7 +73,11 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
     except DataError:
         return dict(tensors)
     own_name = optional_part(config, "contract_name", str)
-    return {own_name(name): tensor for name, tensor in tensors.items()}
+    found = {own_name(name): tensor for name, tensor in tensors.items()}
+    if len(found) < len(tensors):
+        twice = ", ".join(sorted(name for name in tensors if own_name(name) != name and own_name(name) in tensors))
+        raise DataError(f"{path}: {twice}: the same tensor is there under another name, too; write the export again")
+    return found
 
 
 def stored_tensors(path: Path) -> Stored:
