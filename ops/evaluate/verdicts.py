@@ -51,7 +51,7 @@ def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> I
     if tau["steps"]:
         yield from _limits(report)
     if measured is not None:
-        yield Section("time", _slowest(measured))
+        yield Section("time", _slowest(report, measured))
     if measured is not None and "load" in measured:
         yield Section("load", _under_load(measured["load"]), is_timed=True)
 
@@ -59,6 +59,8 @@ def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> I
 def _against_random(report: Mapping[str, Any]) -> Finding:
     tau = report["tau"][ALL]
     text = f"{_figure(tau)} tokens per pass of the target, of at most {report['block_size']}; plain decoding has 1"
+    if report.get("mtp"):
+        return verdict("good", f"{text}. It is the target's own MTP head, the rival of a draft", "good")
     if "tau_random" not in report:
         text += ". Against a random draft: not measured"
         return verdict("good", text, "warning", "compare with a random draft", "random_draft")
@@ -154,7 +156,8 @@ def _limits(report: Mapping[str, Any]) -> Iterator[Section]:
     tau, size = report["tau"][ALL], report["block_size"]
     if tau["tau"] >= CEILING * size:
         text = f"tau {tau['tau']:.2f} is at its ceiling, the {size} slots of a block"
-        yield Section("block size", verdict("limit", text, "warning", "train with a larger block_size"))
+        advice = "evaluate" if report.get("mtp") else "train"
+        yield Section("block size", verdict("limit", text, "warning", f"{advice} with a larger block_size"))
     kinds = {name: of for name, of in report["tau"].items() if name != ALL and of["steps"]}
     if len(kinds) < 2:
         return
@@ -173,12 +176,14 @@ def _limits(report: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("categories", verdict("limit", f"tau: {text}", "warning", advice))
 
 
-def _slowest(measured: Mapping[str, Any]) -> Finding:
+def _slowest(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Finding:
     parts, seconds = measured["parts"]["speculative"], measured["speculative_seconds"]
     shares = [(name, parts[name] / seconds) for name in ("verify", "draft", "prefill", "overhead")]
     text = ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares, key=lambda each: -each[1]))
     if parts["draft"] > parts["verify"]:
         advice = "make the draft cheaper: fewer layers (num_layers of train_dflash)"
+        if report.get("mtp"):
+            advice = "propose fewer tokens: a smaller block_size"
         return verdict(
             "limit", f"of speculative decoding: {text}; the draft takes longer than the target", "warning", advice
         )
