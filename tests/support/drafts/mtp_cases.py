@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import pytest
 import torch
 from any_targets import any_checkpoint
 from attrs import frozen
-from family_checkpoints import make_checkpoint
+from family_checkpoints import make_checkpoint, picture, token_sample
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import silu, softmax
@@ -23,10 +24,16 @@ from torch.nn.functional import silu, softmax
 from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.lib.drafts.decoding.mtp import MtpHead
+from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
+from ops.lib.drafts.decoding.decode_options import MtpUse
+from ops.lib.drafts.decoding.mtp import MtpHead, MtpRow
+from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.target.model import Target
 from ops.lib.vision.family_config import text_part, with_defaults
+from ops.lib.vision.processor import load_processor
 
+NEW, BLOCK = 12, 4
+USE = MtpUse(BLOCK)
 NEXT = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
     "num_hidden_layers": 4,
@@ -128,6 +135,40 @@ def mtp_target(checkpoint: Path) -> tuple[Target, MtpHead]:
     info = {"hidden_size": text["hidden_size"], "num_layers": text["num_hidden_layers"], "eos_token_ids": []}
     target = Target.from_directory(checkpoint, info)
     return target, MtpHead.load(target, checkpoint)
+
+
+def prompts_of(checkpoint) -> list[TokenSample]:
+    """A text, and where the target sees also a prompt with two images."""
+    processor = load_processor(str(checkpoint))
+    samples = [token_sample(processor, "Describe it, then count what can be seen.", name="text")]
+    if processor.sees:
+        pictures = [picture(24, 16), picture(16, 32, seed=1)]
+        samples.append(token_sample(processor, "And these?", images=pictures, name="images"))
+    return samples
+
+
+def corrected(
+    target: Target, head: MtpHead, sample: TokenSample, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Decoded, Decoded, list[list[int]]]:
+    """The plain answer, the speculative one, and the head's proposals, of which 0, 1, ... were replaced by right tokens
+    in turn, so that blocks are accepted in every part.
+    """
+    (plain,) = decode_plain_batch(target, [sample], DecodeSettings(NEW + BLOCK))
+    length = len(sample.prompt().input_ids)
+    proposals: list[list[int]] = []
+    propose = MtpRow.propose
+
+    def kept(self: MtpRow, *given: Any) -> Proposal:
+        proposal = propose(self, *given)
+        right, place = len(proposals) % BLOCK, self.rows.longest - length + 1
+        proposals.append(proposal.tokens_BD[0].tolist())
+        tokens = [*plain.tokens[place : place + right], *proposals[-1][right:]]
+        return Proposal(torch.tensor([tokens]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MtpRow, "propose", kept)
+        (answer,) = decode_speculative_batch(target, head, [sample], DecodeSettings(NEW), USE)
+    return plain, answer, proposals
 
 
 @frozen(eq=False)

@@ -4,58 +4,32 @@ from __future__ import annotations
 
 import pytest
 import torch
-from family_checkpoints import picture, token_sample
-from mtp_cases import Reference, anchors_of, mtp_checkpoint, mtp_target, whole_pass
+from mtp_cases import (
+    BLOCK,
+    NEW,
+    USE,
+    Reference,
+    anchors_of,
+    corrected,
+    mtp_checkpoint,
+    mtp_target,
+    prompts_of,
+    whole_pass,
+)
 from safetensors.torch import load_file, save_file
 
 from dsl.errors import DataError
-from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.decoding import mtp
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
-from ops.lib.drafts.decoding.decode_options import MtpUse
-from ops.lib.drafts.decoding.mtp import MtpHead, MtpRow
-from ops.lib.drafts.decoding.proposal import Proposal
-from ops.lib.vision.processor import load_processor
+from ops.lib.drafts.decoding.mtp import MtpHead
 
-NEW, BLOCK = 12, 4
-SETTINGS, USE = DecodeSettings(NEW), MtpUse(BLOCK)
-
-
-def prompts_of(checkpoint) -> list[TokenSample]:
-    """A text, and where the target sees also a prompt with two images."""
-    processor = load_processor(str(checkpoint))
-    samples = [token_sample(processor, "Describe it, then count what can be seen.", name="text")]
-    if processor.sees:
-        pictures = [picture(24, 16), picture(16, 32, seed=1)]
-        samples.append(token_sample(processor, "And these?", images=pictures, name="images"))
-    return samples
+SETTINGS = DecodeSettings(NEW)
 
 
 @pytest.fixture(scope="module", params=["qwen3_5", "qwen3_5_moe", "qwen3_next"])
 def case(request, tmp_path_factory):
     checkpoint = mtp_checkpoint(request.param, tmp_path_factory.mktemp("checkpoint"))
     return (checkpoint, *mtp_target(checkpoint), prompts_of(checkpoint))
-
-
-def corrected(target, head, sample, monkeypatch):
-    """The plain answer, the speculative one, and the head's proposals, of which 0, 1, ... were replaced by right tokens
-    in turn, so that blocks are accepted in every part.
-    """
-    (plain,) = decode_plain_batch(target, [sample], DecodeSettings(NEW + BLOCK))
-    length, proposals = len(sample.prompt().input_ids), []
-    propose = MtpRow.propose
-
-    def kept(self, *given):
-        proposal = propose(self, *given)
-        right, place = len(proposals) % BLOCK, self.rows.longest - length + 1
-        proposals.append(proposal.tokens_BD[0].tolist())
-        tokens = [*plain.tokens[place : place + right], *proposals[-1][right:]]
-        return Proposal(torch.tensor([tokens]))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MtpRow, "propose", kept)
-        (answer,) = decode_speculative_batch(target, head, [sample], SETTINGS, USE)
-    return plain, answer, proposals
 
 
 def test_every_proposal_is_that_of_the_formulas_in_float64_after_any_number_of_accepted_tokens(case, monkeypatch):
