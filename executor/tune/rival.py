@@ -22,10 +22,11 @@ OF_EVALUATE = ("dtype", "tie_margin", "batch_size", "launch")  # what the pipeli
 def put_rival(tree: Tree, node: str) -> None:
     """Add the node that evaluates the MTP head of the target of a training, on its val prompts.
 
-    None without val prompts, whose lack is a mistake. It takes dtype and launch of the pipeline's first evaluation.
+    There is none without val prompts, whose lack is a mistake. It takes dtype and launch of the pipeline's first
+    evaluation.
     """
     training, op = tree.nodes[node], tree.op(node)
-    if op is None or not {"target", "tokens"} <= training.keys():
+    if op is None or not {"target", "tokens"} <= training.keys() or training.get("eval_prompts") == 0:
         return
     if NODE in tree.nodes:
         tree.report((TUNE, "node"), f'"{NODE}" is a node of the file, and names the MTP head\'s: rename it')

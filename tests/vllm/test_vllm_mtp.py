@@ -38,6 +38,7 @@ def of_vllm(checkpoint, tmp_path):
     """vLLM's model of the head, with the checkpoint's tensors by its own loader."""
     from vllm.config import CompilationConfig, CompilationMode, ModelConfig, VllmConfig, set_current_vllm_config
     from vllm.distributed import cleanup_dist_env_and_memory, init_distributed_environment, initialize_model_parallel
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.models.qwen3_5_mtp import Qwen3_5MoeMTP, Qwen3_5MTP
 
     of_model = ModelConfig(model=str(checkpoint), dtype="float32", max_model_len=256, enforce_eager=True)
@@ -48,6 +49,9 @@ def of_vllm(checkpoint, tmp_path):
         has_experts = config.model_config.hf_text_config.model_type == "qwen3_5_moe_text"
         model = (Qwen3_5MoeMTP if has_experts else Qwen3_5MTP)(vllm_config=config, prefix="mtp")
         model.load_weights(load_file(checkpoint / "model.safetensors").items())
+        for module in model.modules():
+            if isinstance(getattr(module, "quant_method", None), QuantizeMethodBase):
+                module.quant_method.process_weights_after_loading(module)
         attention = model.model.layers[0].self_attn
         attention.attn = Causal(attention.num_heads, attention.num_kv_heads)
         yield model

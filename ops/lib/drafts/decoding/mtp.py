@@ -116,32 +116,31 @@ def _stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @define(eq=False)
 class MtpInputs:
-    """What an MTP head reads of the target's last pass, in the parts in which its texts ran."""
+    """What an MTP head reads of the target's last pass."""
 
-    target: Target
-    _parts: list[Tensor] = field(factory=list, init=False)
-    _begun: tuple[Tensor, ...] = field(default=(), init=False)
+    _newest: tuple[Tensor, ...] = field(default=(), init=False)
 
     def features(self) -> Tensor:
-        """The inputs of the first layer, the states behind the final norm, cosines and sines, [B, P, 2 M + 2 D]."""
-        return self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts, dim=1)
+        """The inputs of the first layer, cosines, sines, and the states behind the final norm, [B, P, 2 M + 2 D]."""
+        return torch.cat(self._newest, dim=-1)
 
     def before(self, _layer: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         """A hook before the first layer."""
         embedded_BPM = args[0] if args else given["hidden_states"]
-        self._begun = (embedded_BPM, *(part.expand(len(embedded_BPM), -1, -1) for part in given["position_embeddings"]))
+        self._newest = (
+            embedded_BPM,
+            *(part.expand(len(embedded_BPM), -1, -1) for part in given["position_embeddings"]),
+        )
 
     def after(self, _norm: nn.Module, _args: tuple[Any, ...], states_BPM: Tensor) -> None:
         """A hook behind the final norm."""
-        embedded_BPM, *rope = self._begun
-        part = torch.cat((embedded_BPM, states_BPM, *rope), dim=-1)
-        self._parts = [*self._parts, part] if self.target.is_continued else [part]
+        self._newest = (*self._newest, states_BPM)
 
 
 @contextmanager
 def capture_for_mtp(target: Target) -> Iterator[MtpInputs]:
     """Open a context in which every forward pass of the target records what its MTP head reads."""
-    found = MtpInputs(target)
+    found = MtpInputs()
     handles = [
         target.decoder_layers[0].register_forward_pre_hook(found.before, with_kwargs=True),
         target.model.get_decoder().norm.register_forward_hook(found.after),
@@ -193,7 +192,7 @@ class MtpRow:
         embed_VM, size = target.embed_weight, target.hidden_size
         known_BPF = self.newest_BPF[:, : self.rows.longest - self.own.longest]
         width = (known_BPF.shape[-1] - 2 * size) // 2
-        embedded_BPM, states_BPM, *angles = known_BPF.split((size, size, width, width), dim=-1)
+        embedded_BPM, *angles, states_BPM = known_BPF.split((size, width, width, size), dim=-1)
         following_BPM = torch.cat((embedded_BPM[:, 1:], embed_VM[anchors_B][:, None]), dim=1)
         hidden_BM = self._pass(following_BPM, states_BPM, angles)
         self._end_with_rows()
