@@ -41,6 +41,10 @@ def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> I
     it is gone.
     """
     tau = report["tau"][ALL]
+    if report.get("mtp"):
+        yield Section("the target's own MTP head", _of_rival(report, measured))
+        yield Section("losslessness", _lossless(report))
+        return
     if tau["steps"]:
         yield Section("tau", _with_target(_with_speed(_against_random(report), measured), report))
     else:
@@ -51,16 +55,23 @@ def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> I
     if tau["steps"]:
         yield from _limits(report)
     if measured is not None:
-        yield Section("time", _slowest(report, measured))
+        yield Section("time", _slowest(measured))
     if measured is not None and "load" in measured:
         yield Section("load", _under_load(measured["load"]), is_timed=True)
+
+
+def _of_rival(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Finding:
+    """What an MTP head reaches, without a judgement: it is what a draft is compared with."""
+    tau = report["tau"][ALL]
+    text = f"{_figure(tau)} tokens per pass of the target" if tau["steps"] else "no answer has a step"
+    if measured is not None and is_known(measured["speedup_low"], measured["speedup_high"]):
+        text += f", {measured['speedup']:.2f} times as fast as plain decoding"
+    return verdict("good", f"{text}, in blocks of {report['block_size']}; a draft has to be better")
 
 
 def _against_random(report: Mapping[str, Any]) -> Finding:
     tau = report["tau"][ALL]
     text = f"{_figure(tau)} tokens per pass of the target, of at most {report['block_size']}; plain decoding has 1"
-    if report.get("mtp"):
-        return verdict("good", f"{text}. It is the target's own MTP head, the rival of a draft", "good")
     if "tau_random" not in report:
         text += ". Against a random draft: not measured"
         return verdict("good", text, "warning", "compare with a random draft", "random_draft")
@@ -156,8 +167,7 @@ def _limits(report: Mapping[str, Any]) -> Iterator[Section]:
     tau, size = report["tau"][ALL], report["block_size"]
     if tau["tau"] >= CEILING * size:
         text = f"tau {tau['tau']:.2f} is at its ceiling, the {size} slots of a block"
-        advice = "evaluate" if report.get("mtp") else "train"
-        yield Section("block size", verdict("limit", text, "warning", f"{advice} with a larger block_size"))
+        yield Section("block size", verdict("limit", text, "warning", "train with a larger block_size"))
     kinds = {name: of for name, of in report["tau"].items() if name != ALL and of["steps"]}
     if len(kinds) < 2:
         return
@@ -176,14 +186,12 @@ def _limits(report: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("categories", verdict("limit", f"tau: {text}", "warning", advice))
 
 
-def _slowest(report: Mapping[str, Any], measured: Mapping[str, Any]) -> Finding:
+def _slowest(measured: Mapping[str, Any]) -> Finding:
     parts, seconds = measured["parts"]["speculative"], measured["speculative_seconds"]
     shares = [(name, parts[name] / seconds) for name in ("verify", "draft", "prefill", "overhead")]
     text = ", ".join(f"{name} {share:.0%}" for name, share in sorted(shares, key=lambda each: -each[1]))
     if parts["draft"] > parts["verify"]:
         advice = "make the draft cheaper: fewer layers (num_layers of train_dflash)"
-        if report.get("mtp"):
-            advice = "propose fewer tokens: a smaller block_size"
         return verdict(
             "limit", f"of speculative decoding: {text}; the draft takes longer than the target", "warning", advice
         )

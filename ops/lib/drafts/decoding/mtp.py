@@ -82,7 +82,7 @@ class MtpHead(nn.Module):
             head = cls(target)
         try:
             head.load_state_dict(_stacked(tensors), assign=True)
-        except RuntimeError as error:
+        except (KeyError, RuntimeError) as error:
             raise DataError(f"{directory}: the MTP head does not fit config.json: {error}") from error
         return head.eval().requires_grad_(False)
 
@@ -127,10 +127,8 @@ class MtpInputs:
     def before(self, _layer: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         """A hook before the first layer."""
         embedded_BPM = args[0] if args else given["hidden_states"]
-        self._newest = (
-            embedded_BPM,
-            *(part.expand(len(embedded_BPM), -1, -1) for part in given["position_embeddings"]),
-        )
+        rope = (part.expand(len(embedded_BPM), -1, -1) for part in given["position_embeddings"])
+        self._newest = (embedded_BPM, *rope)
 
     def after(self, _norm: nn.Module, _args: tuple[Any, ...], states_BPM: Tensor) -> None:
         """A hook behind the final norm."""
