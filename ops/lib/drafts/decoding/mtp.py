@@ -11,9 +11,9 @@ t[n], the layer goes on with its own output: x[n - 1 + j] has the j-th proposal,
 next position. These columns are written over once the target has verified the tokens. Of an image, E t is the target's
 input at that place.
 
-Source: SGLang 0.5.23, models/qwen3_5_mtp.py and qwen3_next_mtp.py; vLLM 0.33, models/qwen3_5_mtp.py and
-qwen3_next_mtp.py (order of fc's halves, norms), v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py (tokens
-shifted by one, positions of the target's states, the normed output fed back).
+Source: SGLang 0.5.23, models/qwen3_5_mtp.py and qwen3_next_mtp.py, speculative/eagle_worker_v2.py; vLLM 0.33,
+models/qwen3_5_mtp.py and qwen3_next_mtp.py, v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py (order of fc's
+halves, norms; tokens and images shifted by one, positions of the target's states, the normed output fed back).
 
 B batch, P columns of a pass, M hidden size, D rotated dimensions, V vocabulary
 """

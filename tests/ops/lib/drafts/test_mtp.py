@@ -76,6 +76,12 @@ def test_a_head_that_maps_tokens_as_its_target_does_is_accepted_whole_greedily_a
             assert [one.tokens for one in plain] == [one.tokens for one in answers]
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    checkpoint = mtp_checkpoint("qwen3_5", tmp_path_factory.mktemp("plain"))
+    return checkpoint, mtp_target(checkpoint)[0]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -87,10 +93,8 @@ def test_a_head_that_maps_tokens_as_its_target_does_is_accepted_whole_greedily_a
         (lambda tensors: tensors | {"mtp.fc.weight": torch.zeros(3, 3)}, "does not fit config.json"),
     ],
 )
-def test_a_head_that_cannot_be_decoded_with_is_refused_by_name(tmp_path, change, words):
-    checkpoint = mtp_checkpoint("qwen3_5", tmp_path)
-    target, _ = mtp_target(checkpoint)
-    file = checkpoint / "model.safetensors"
-    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+def test_a_head_that_cannot_be_decoded_with_is_refused_by_name(tmp_path, plain, change, words):
+    checkpoint, target = plain
+    save_file(change(load_file(checkpoint / "model.safetensors")), tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(DataError, match=words):
-        MtpHead.load(target, checkpoint)
+        MtpHead.load(target, tmp_path)
