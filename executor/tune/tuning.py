@@ -160,8 +160,7 @@ class Tuning:
             return "the training reads no target"
         (target,) = self.trials.graph.nodes[node_id].inputs["target"]
         folder, _ = self._stored(target)
-        assert folder is not None, "the trainings read it"
-        if mistake := TargetStated.read(folder, folder.name).mtp_mistake():
+        if folder is not None and (mistake := TargetStated.read(folder, folder.name).mtp_mistake()):
             return mistake
         folder, seconds = self._stored(node_id)
         if folder is None:

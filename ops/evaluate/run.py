@@ -88,7 +88,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         further=further,
         kinds=[encoder.kinds.of(result.speculative.tokens).tolist() for result in answered.results],
         enable_thinking=read_json(stage.inputs["tokens"].path / "tokens.json").get("enable_thinking"),
-        inputs={name: given.digest for name, given in sorted(stage.inputs.items())},
+        inputs={name: given.digest for name, given in sorted(stage.inputs.items()) if given is not None},
         imported=None if config.mtp else import_record(stage.inputs["draft"].path),
         data_kinds=data_kinds(TokenReader(stage.inputs["tokens"], config.split)) if config.benchmark is None else {},
     )

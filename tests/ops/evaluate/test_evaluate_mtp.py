@@ -54,7 +54,7 @@ def inputs(tmp_path_factory):
     inject_images(InjectImages(samples=Ref("ingest")), stage)
     stage = FakeStage(folder / "tokenize", {"samples": stage.artifact(ImageSamples), "target": target})
     tokenize_chat(TokenizeChat(samples=Ref("inject"), target=Ref("target")), stage)
-    return {"target": target, "tokens": stage.artifact(TokenShards)}
+    return {"draft": None, "target": target, "tokens": stage.artifact(TokenShards)}
 
 
 def evaluated(folder, inputs, stop_after=None, **changes) -> FakeStage:
