@@ -71,9 +71,12 @@ class Counted:
         self.samples = 0
         self._capture = Capture(inputs["tokens"], inputs["target"], info, CPU, batch_tokens=4096)
 
-    def take(self, split, rows):
-        self.samples += len(rows)
-        return self._capture.take(split, rows)
+    def ask(self, split, rows):
+        def take():
+            self.samples += len(rows)
+            return self._capture.take(split, rows)
+
+        return take
 
 
 def config_of(inputs, **changes):
@@ -218,7 +221,7 @@ def test_no_more_than_the_buffer_is_captured_ahead_of_the_training(online, tmp_p
     stage = FakeStage(tmp_path, online)
     inputs = open_inputs(config, stage)
     capture = Counted(online, inputs.captured)
-    stream = set_up(config, stage, inputs, capture.take).train
+    stream = set_up(config, stage, inputs, capture.ask).train
     sizes = [len(batch) for step in inputs.steps[:6] for batch in stream.batches(stream.drawn(step, 0), 0)]
     with Prefetch(stream.steps(inputs.steps[:6], 0), config.buffer_batches) as prepared:
         for taken in range(4):
@@ -236,14 +239,14 @@ def test_a_sequence_parallel_rank_runs_the_samples_that_its_slice_touches(online
     stage = FakeStage(tmp_path, online)
     inputs = open_inputs(config, stage)
     capture = Counted(online, inputs.captured)
-    stream = set_up(config, stage, inputs, capture.take).train
+    stream = set_up(config, stage, inputs, capture.ask).train
     drawn = [one for one in stream.drawn(inputs.steps[0], 0) if len(one.anchors_A)]
-    source, reader = OnlineSource(capture.take, inputs.train, "train"), FeatureReader(features, "train")
+    source, reader = OnlineSource(capture.ask, inputs.train, "train"), FeatureReader(features, "train")
     total = 0
     for rank in range(4):
         place = Place(dp_rank=0, dp_size=1, sp_rank=rank, sp_degree=4, device=CPU, dtype=torch.float32)
         rows = needed(drawn, place)
-        states = source.states(rows)
+        states = source.ask(rows)()
         for row in rows:
             if row.first < row.last:
                 expected = reader.features(row.index, row.first, row.last)
