@@ -77,7 +77,7 @@ def train_dflash(config: TrainDflash, stage: Stage) -> None:
         rounding = MeanErrors(inputs.captured["target_layer_ids"])
         with _capturing(config, stage, inputs) as source:
             ask = source.ask and measured(source.ask, rounding)
-            ahead = 0 if source.pool is None else config.buffer_batches
+            ahead = 0 if source.pool is None else config.buffer_batches - 1
             _train(config, stage, inputs, set_up(config, stage, inputs, ask, ahead), source, rounding)
 
 

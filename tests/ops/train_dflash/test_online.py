@@ -234,6 +234,29 @@ def test_no_more_than_the_buffer_is_captured_ahead_of_the_training(online, tmp_p
             next(prepared)
 
 
+@pytest.mark.parametrize("buffer_batches", [1, 4])
+def test_no_more_than_the_buffer_is_requested_of_a_pool_ahead_of_the_training(online, tmp_path, buffer_batches):
+    config = config_of(online, micro_batch_tokens=128, buffer_batches=buffer_batches)
+    stage = FakeStage(tmp_path, online)
+    inputs = open_inputs(config, stage)
+    capture = Counted(online, inputs.captured)
+    asked = []
+
+    def ask(split, rows):
+        asked.append(rows)
+        return capture.ask(split, rows)
+
+    stream = set_up(config, stage, inputs, ask, ahead=buffer_batches - 1).train
+    with Prefetch(stream.steps(inputs.steps[:6], 0), stream.ready(buffer_batches)) as prepared:
+        for taken in range(4):
+            deadline = time.monotonic() + 20
+            while len(asked) < taken + buffer_batches + 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.1)
+            assert taken + buffer_batches + 1 == len(asked)
+            next(prepared)
+
+
 def test_a_sequence_parallel_rank_runs_the_samples_that_its_slice_touches(online, features, tmp_path):
     config = config_of(online)
     stage = FakeStage(tmp_path, online)
