@@ -54,16 +54,16 @@ class TuneTable:
     """The table `[tune]`. node: the training that is tuned.
 
     rungs: steps, ascending, after which trials are compared. trials: how many points of the space are tried at most
-    (default: every combination of its lists). eta: of the trials of a rung, one in eta goes on. seed: of the drawn
-    points. budget_steps: of all trials together. budget_hours: of all trainings together, however many run at a time.
-    space: by name, the values to try.
+    (default: every combination of its lists). eta: of the trials of a rung, one in eta goes on; 1: all. seed: of the
+    drawn points. budget_steps: of all trials together. budget_hours: of all trainings together, however many run at a
+    time. space: by name, the values to try.
     """
 
     rungs: tuple[int, ...] = attrs.field(validator=_are_rungs)
     space: dict[str, Any]
     node: str = "train"
     trials: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
-    eta: int = attrs.field(default=2, validator=validators.ge(2))
+    eta: int = attrs.field(default=2, validator=validators.ge(1))
     seed: int = 0
     budget_steps: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
     budget_hours: float | None = attrs.field(default=None, validator=validators.optional(validators.gt(0)))

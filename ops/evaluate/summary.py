@@ -28,6 +28,7 @@ from ops.evaluate.statistics import (
     tau_by_position,
 )
 from ops.evaluate.turns import WAYS, Answered, PromptResult
+from ops.lib.data.files import read_jsonl
 from ops.lib.data.token_shards import KINDS
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_options import DraftUse
@@ -269,6 +270,16 @@ def prompt_row(result: PromptResult, prompt_tokens: int) -> dict[str, Any]:
         "tau": speculative.generated / speculative.steps if speculative.steps else None,
         "accepted_random": None if result.random is None else list(result.random.accepted),
         "identical": identical,
+    }
+
+
+def speculative_answers(folder: Path) -> dict[str, Decoded]:
+    """The answers with the draft of an evaluation, by the ids of their prompts. folder: of its report."""
+    return {
+        row["id"]: Decoded(
+            tuple(row["tokens"] if row["speculative"] is None else row["speculative"]), accepted=tuple(row["accepted"])
+        )
+        for row in read_jsonl(folder / "prompts.jsonl")
     }
 
 

@@ -113,15 +113,18 @@ def test_the_pipeline_that_compares_algorithms_captures_once_and_trains_all_alik
     assert {op: ops.count(op) for op in ("capture_targets", "shard_sequence", "train_dflash", "evaluate")} == {
         "capture_targets": 1,
         "shard_sequence": 1,
-        "train_dflash": 9,
-        "evaluate": 9,
+        "train_dflash": 15,
+        "evaluate": 15,
     }
     assert graph.nodes["capture"].config.final_hidden, "the teacher of dspark"
     trained = [node for node in graph.nodes.values() if node.op.name == "train_dflash"]
     assert {node.inputs["features"] for node in trained} == {("capture",)}
     chosen = [(node.config.algorithm, node.config.seed) for node in trained]
-    assert chosen == [(name, seed) for name in ("dflash", "dflash2", "dspark") for seed in (0, 1, 2)]
-    same = [attrs.evolve(node.config, algorithm="dflash", dflash2=None, dspark=None, seed=0) for node in trained]
+    algorithms = ("dflash", "dflash2", "dspark", "lilicorr", "lilicorr")
+    assert chosen == [(name, seed) for name in algorithms for seed in (0, 1, 2)]
+    assert [node.config.lilicorr.conv for node in trained[9:]] == [False] * 3 + [True] * 3
+    plain = {"algorithm": "dflash", "dflash2": None, "dspark": None, "lilicorr": None, "seed": 0}
+    same = [attrs.evolve(node.config, **plain) for node in trained]
     assert all(config == trained[0].config for config in same)
     assert graph.nodes["check-dspark-seed_2"].inputs["report"] == ("eval-dspark-seed_2",)
 

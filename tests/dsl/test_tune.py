@@ -34,7 +34,7 @@ def test_all_mistakes_of_the_table_are_reported_at_once_each_with_its_line(tmp_p
         """
 [tune]
 rungs = [4, 4]
-eta = 1
+eta = 0
 trails = 3
 [tune.space]
 trian.lr = [1e-3]
@@ -55,7 +55,7 @@ single = [1]
     )
     assert [
         "F:4:1: tune.rungs: expected numbers of steps that ascend from 1 or more, got [4, 4]",
-        "F:5:1: tune.eta: must be >= 2, got 1",
+        "F:5:1: tune.eta: must be >= 1, got 0",
         'F:6:1: tune.trails: unknown key (did you mean "trials"?)',
         'F:8:7: tune.space.trian.lr: there is no node "trian" (did you mean "train"?)',
         'F:9:7: tune.space.train.lrr: unknown key (did you mean "lr"?)',

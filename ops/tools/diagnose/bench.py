@@ -171,13 +171,10 @@ def paired_gain(after: Sequence[Decoded], before: Sequence[Decoded]) -> Gain:
     return _gain(after, before, [passes(before) - passes(after)], CHANCE)
 
 
-def unpaired_gain(after: Sequence[Counted], before: Sequence[Counted], comparisons: int = 1) -> Gain:
-    """The gain of tau between different prompts.
-
-    comparisons: the number of pairs of groups from which this one was chosen (Bonferroni).
-    """
+def unpaired_gain(after: Sequence[Counted], before: Sequence[Counted], chance: float = CHANCE) -> Gain:
+    """The gain of tau between different prompts. chance: the error probability at which it is certain."""
     after, before = stepped(after), stepped(before)
-    return _gain(after, before, [passes(after), passes(before)], CHANCE / comparisons)
+    return _gain(after, before, [passes(after), passes(before)], chance)
 
 
 def _gain(after: Sequence[Counted], before: Sequence[Counted], compared: Sequence[np.ndarray], chance: float) -> Gain:

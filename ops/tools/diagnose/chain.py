@@ -49,7 +49,8 @@ class Chain:
     `other_splits` if that is empty. Further fields are those of the `evaluation` node. regenerated_at: temperature at
     which the training answers were regenerated, None if they were not. kept_by: the regenerate_answers node that kept
     the data's answers. losses: (node, loss) of the nodes above the training, in the order of the data; None if the
-    store has none of their accounts.
+    store has none of their accounts. answered: the report of the evaluation, if that decoded the prompts of `split` as
+    a diagnosis does; asks_each: for every answer of a conversation, not only for its last one.
     """
 
     node: str
@@ -64,6 +65,8 @@ class Chain:
     kept_by: str | None
     losses: tuple[tuple[str, Loss], ...] | None
     evaluation: Evaluation | None
+    answered: Report | None
+    asks_each: bool
     split: str
     other_splits: tuple[str, ...]
     max_new_tokens: int
@@ -94,6 +97,7 @@ class Chain:
         config = None if judge is None else judge.config
         answering = _answering(graph, tokens)
         judged_split = getattr(config, "split", SPLITS[0])
+        is_alike = split in (None, judged_split) and not any(_otherwise(judge))
         return cls(
             node=node_id,
             draft=own,
@@ -107,6 +111,8 @@ class Chain:
             kept_by=next((node.id for node in answering if _keeps(node)), None),
             losses=_losses(graph, made, tokens),
             evaluation=None if judge is None else _evaluation(made, judge),
+            answered=_artifact(made, judge, Report) if is_alike else None,
+            asks_each=getattr(config, "prompts", "last") == "each",
             split=split or judged_split,
             other_splits=() if split else tuple(name for name in SPLITS if name != judged_split),
             max_new_tokens=getattr(config, "max_new_tokens", MAX_NEW_TOKENS),
@@ -158,12 +164,17 @@ def _judge(graph: Graph, draft: GraphNode) -> GraphNode | None:
     without one.
     """
     judges = [node for node in graph.nodes.values() if node.op.output is Report and draft.id in node.parents]
-    return min(judges, key=lambda node: [bool(getattr(node.config, name, None)) for name in OTHERWISE], default=None)
+    return min(judges, key=lambda node: [value is not None for value in _otherwise(node)], default=None)
+
+
+def _otherwise(judge: GraphNode | None) -> list[Any]:
+    """The values of an evaluation's fields OTHERWISE; None where a diagnosis does the same."""
+    return [getattr(judge.config, name, None) or None for name in OTHERWISE] if judge is not None else []
 
 
 def _evaluation(made: Made, judge: GraphNode) -> Evaluation:
     report = _artifact(made, judge, Report)
-    benchmark, temperature, block_size = (getattr(judge.config, name, None) or None for name in OTHERWISE)
+    benchmark, temperature, block_size = _otherwise(judge)
     return Evaluation(
         node=judge.id,
         tau=None if report is None else read_json(report.path / "report.json")["tau"]["all"]["tau"],

@@ -58,7 +58,7 @@ def category_finding(prompts: Sequence[TokenSample], answers: Sequence[Decoded])
         return judged(name=CATEGORIES, measured=f"tau {text}", normal="there is no other category to compare with")
     lowest, highest = groups[by_tau[0]], groups[by_tau[-1]]
     pairs = len(groups) * (len(groups) - 1) // 2
-    gain = unpaired_gain(highest, lowest, comparisons=pairs)
+    gain = unpaired_gain(highest, lowest, CHANCE / pairs)
     return judged(
         name=CATEGORIES,
         measured=f"tau {text}",

@@ -11,24 +11,28 @@ N prompts, L learnt tokens of a sample
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from attrs import define, field, frozen
 
 from dsl.finding import Finding
 from ops.evaluate.intervals import OTHERS, REST, context_label
+from ops.evaluate.prompts import Prompt
 from ops.evaluate.statistics import context_part, reported_groups, steps_of, tau_by
 from ops.evaluate.verdicts import CATEGORY_RATIO
 from ops.lib.data.batching import spread
-from ops.lib.data.token_shards import KINDS, TokenReader, TokenSample
+from ops.lib.data.token_shards import KINDS, TokenReader
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.tokenize_chat.kinds import END, TokenKinds
-from ops.tools.diagnose.bench import tau_of, unpaired_gain
+from ops.tools.diagnose.bench import CHANCE, tau_of, unpaired_gain
 from ops.tools.diagnose.judgement import CONTEXTS, GROUPS, KINDS_OF_TOKENS, TURNS, PartFigures, judged, too_few
 from ops.tools.diagnose.training_data import LOOKED_AT
 
 LACK = 0.25
+PLANNED = (
+    0.02  # error probability of what the training lacks against all else: one comparison, chosen before tau is seen
+)
 NAMES = {"context": CONTEXTS, "turn": TURNS, "kind": KINDS_OF_TOKENS, "group": GROUPS}
 RESAMPLINGS = 2000  # for the intervals
 NORMAL = (
@@ -110,15 +114,14 @@ def learnt_tokens(reader: TokenReader, kinds: TokenKinds | None) -> Learnt:
 
 
 def tables_of_tau(
-    prompts: Sequence[TokenSample],
-    topics: Sequence[str | None],
+    prompts: Sequence[Prompt],
     answers: Sequence[Decoded],
     kinds: TokenKinds | None,
     learnt: Learnt | None,
     block_size: int,
 ) -> dict[str, list[Part]]:
-    """The parts of each table that is known. topics: of the prompts. learnt: by the training; None if it is gone."""
-    keys = _keys(prompts, topics, answers, kinds)
+    """The parts of each table that is known. learnt: by the training; None if it is gone."""
+    keys = _keys(prompts, answers, kinds)
     total = sum(answer.generated for answer in answers)
     found: dict[str, list[Part]] = {}
     for table, key in keys.items():
@@ -138,7 +141,7 @@ def tables_of_tau(
                     learnt=counts[name] / every if every else None,
                 ),
                 own=sums[name],
-                others=_others(sums, name),
+                others=_joined(steps for part, steps in sums.items() if part != name),
             )
             for name, tau in sorted(taus.items(), key=lambda part: _order(table, part[0]))
         ]
@@ -151,30 +154,21 @@ def part_findings(tables: Mapping[str, Sequence[Part]], learnt: Learnt | None) -
 
 
 def _keys(
-    prompts: Sequence[TokenSample], topics: Sequence[str | None], answers: Sequence[Decoded], kinds: TokenKinds | None
+    prompts: Sequence[Prompt], answers: Sequence[Decoded], kinds: TokenKinds | None
 ) -> dict[str, Callable[[int, int], str]]:
     """Of each table, the part of a step by the place of its prompt and of its anchor in the answer."""
     keys: dict[str, Callable[[int, int], str]] = {
-        "context": lambda place, anchor: context_part(prompts[place].prompt_tokens + anchor)
+        "context": lambda place, anchor: context_part(prompts[place].length + anchor)
     }
-    turns = [_turn(prompt) for prompt in prompts]
-    if any(prompt.answers for prompt in prompts) or any(turns):
-        keys["turn"] = lambda place, _: str(turns[place])
+    if all(prompt.turn is not None for prompt in prompts):
+        keys["turn"] = lambda place, _: str(prompts[place].turn)
     if kinds is not None:
         of_tokens = [kinds.of(answer.tokens) for answer in answers]
         keys["kind"] = lambda place, anchor: KINDS[of_tokens[place][anchor]]
-    groups = reported_groups(topics)
+    groups = reported_groups([prompt.topic for prompt in prompts])
     if set(groups) != {REST}:
         keys["group"] = lambda place, _: groups[place]
     return keys
-
-
-def _turn(prompt: TokenSample) -> int:
-    """The answers before a prompt's; of a sample that does not say so, those that are learnt."""
-    if prompt.answers:
-        return prompt.answers[-1][1]
-    mask = prompt.loss_mask[: prompt.prompt_tokens].numpy().astype(np.int8)
-    return int((np.diff(mask, prepend=0) == 1).sum())
 
 
 def _sums(answers: Sequence[Decoded], key: Callable[[int, int], str], block_size: int) -> dict[str, list[Steps]]:
@@ -190,12 +184,11 @@ def _sums(answers: Sequence[Decoded], key: Callable[[int, int], str], block_size
     return sums
 
 
-def _others(sums: Mapping[str, Sequence[Steps]], name: str) -> list[Steps]:
-    """The steps of each prompt in all other parts."""
-    others = [each for part, each in sums.items() if part != name]
+def _joined(parts: Iterable[Sequence[Steps]]) -> list[Steps]:
+    """The steps of each prompt in all these parts."""
     return [
         Steps(sum(each.steps for each in of_prompt), sum(each.generated for each in of_prompt))
-        for of_prompt in zip(*others, strict=True)
+        for of_prompt in zip(*parts, strict=True)
     ]
 
 
@@ -220,20 +213,23 @@ def _finding(table: str, parts: Sequence[Part], learnt: Learnt | None) -> Findin
     code = NAMES[table]
     text = "tau " + ", ".join(f"{part.figures.label} {part.figures.tau:.2f}" for part in parts)
     if len(parts) == 1:
-        return judged(name=code, measured=text, normal="there is no other part to compare with")
-    gains = [(part, unpaired_gain(part.others, part.own, comparisons=len(parts))) for part in parts]
-    certain = [part for part, gain in gains if gain.is_certain]
-    if not certain:
-        open_parts = [part for part, gain in gains if gain.is_open and part.is_lacking]
-        if open_parts:
-            return too_few(code, f"{text}; the training hardly has {_where(table, open_parts[0].figures.label)}")
+        return _only(table, parts[0], text, learnt)
+    certain = [part for part in parts if unpaired_gain(part.others, part.own, CHANCE / len(parts)).is_certain]
+    lacking = [part for part in parts if part.is_lacking]
+    learnt_there = _joined(part.own for part in parts if not part.is_lacking)
+    gain = unpaired_gain(learnt_there, _joined(part.own for part in lacking), PLANNED)
+    if not certain and gain.is_open:
+        return too_few(code, f"{text}; the training hardly has {_where(table, lacking[0].figures.label)}")
+    if not certain and not gain.is_certain:
         return judged(name=code, measured=text, normal=NORMAL)
-    lacking = [part for part in certain if part.is_lacking]
+    lacking = [part for part in certain if part.is_lacking] or (lacking if gain.is_certain else [])
     worst = max(lacking or certain, key=lambda part: part.lost)
     measured = (
         f"tau {tau_of(worst.own):.2f} {_where(table, worst.figures.label)}, {tau_of(worst.others):.2f} elsewhere; "
         f"{worst.figures.share:.0%} of the held-out tokens are there, {_learnt_text(table, worst, learnt)}"
     )
+    if also := [part.figures.label for part in lacking if part is not worst]:
+        measured += f"; the training hardly has {', '.join(also)} either"
     is_far = tau_of(worst.others) > CATEGORY_RATIO * tau_of(worst.own)
     return judged(
         name=code,
@@ -242,6 +238,20 @@ def _finding(table: str, parts: Sequence[Part], learnt: Learnt | None) -> Findin
         advice=_advice(table, worst.figures.label),
         is_cause=bool(lacking),
         is_note=not lacking and is_far,
+    )
+
+
+def _only(table: str, part: Part, text: str, learnt: Learnt | None) -> Finding:
+    """The finding where all held-out answers are in one part, whose tau cannot be compared."""
+    if not part.is_lacking:
+        return judged(name=NAMES[table], measured=text, normal="there is no other part to compare with")
+    where = f"all held-out tokens are {_where(table, part.figures.label)}"
+    return judged(
+        name=NAMES[table],
+        measured=f"{text}; {where}, {_learnt_text(table, part, learnt)}",
+        normal=NORMAL,
+        advice=_advice(table, part.figures.label),
+        is_note=True,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from dsl.finding import Finding
 from dsl.graph import graph_from_json
 from dsl.stage import NOW
 from ops.artifacts import TokenShards
-from ops.evaluate.prompts import encoder_of
+from ops.evaluate.prompts import Prompt, encoder_of, with_turns
 from ops.evaluate.statistics import acceptance_length
+from ops.evaluate.summary import speculative_answers
 from ops.evaluate.verdicts import CEILING
 from ops.lib.data.batching import spread
 from ops.lib.data.files import read_json
@@ -190,7 +191,9 @@ def diagnose(
     of_target = target_finding(chain.draft, chain.training, chain.target)
     wrong_at_any_tau = [*put_first(of_export, correction.findings), of_target, of_features]
     steps.begin(TRAINING)
-    tables, of_parts = _by_part(chain, target, split, held_out, answers, correction.setting.config.block_size)
+    is_corrected = correction.setting != exported
+    own = dict(zip((prompt.id for prompt in held_out), answers, strict=True))
+    tables, of_parts = _by_part(chain, target, split, own, is_corrected, correction.setting.config.block_size)
     known = trained.config or correction.setting.config  # an export may have values that no training used
     others = [
         unless_open(random_finding(answers, by_chance), correction.findings),
@@ -243,15 +246,24 @@ def _as_exported(answers: Sequence[Decoded], of_export: Sequence[Finding], block
 
 
 def _by_part(
-    chain: Chain, target: Target, split: str, prompts: Sequence[TokenSample], answers: Sequence[Decoded], size: int
+    chain: Chain, target: Target, split: str, own: Mapping[str, Decoded], is_corrected: bool, block_size: int
 ) -> tuple[dict[str, list[Part]], list[Finding]]:
-    """The tables of tau by part, and a finding on each. size: of a block."""
+    """The tables of tau by part, and a finding on each.
+
+    own: the answers of this diagnosis, by the ids of their prompts. Where nothing of the draft was corrected, those of
+    the run's evaluation are counted in their place: they are of the same draft, and of all its prompts.
+    """
     has_processor = (chain.judged.path / "processor").is_dir()
     kinds = encoder_of(chain.judged, target).kinds if has_processor else None
-    topics = {row["id"]: row.get("topic") for row in TokenReader(chain.judged, split).records}
+    judged = TokenReader(chain.judged, split)
+    answers, asks_each = own, False
+    if chain.answered is not None and split == chain.split and not is_corrected:
+        answers, asks_each = speculative_answers(chain.answered.path), chain.asks_each
+    every = Prompt.of_each_answer(judged) if asks_each else Prompt.held_out(judged)
+    prompts = with_turns([prompt for prompt in every if prompt.id in answers], judged)
     reader = None if chain.learnt is None else TokenReader(chain.learnt, LEARNT)
     learnt = None if reader is None else learnt_tokens(reader, kinds)
-    tables = tables_of_tau(prompts, [topics[prompt.id] for prompt in prompts], answers, kinds, learnt, size)
+    tables = tables_of_tau(prompts, [answers[prompt.id] for prompt in prompts], kinds, learnt, block_size)
     return tables, part_findings(tables, learnt)
 
 

@@ -27,7 +27,7 @@ def searches(draw: st.DrawFn) -> tuple[Rules, dict[tuple[int, int], Record]]:
     """Rules, and what each trial gives at every rung: tokens of each prompt, or a failure."""
     rungs = sorted(draw(st.sets(st.integers(1, 50), min_size=1, max_size=4)))
     hours = draw(st.none() | st.floats(0.5, 100).map(lambda seconds: seconds / HOUR))
-    rules = Rules(draw(st.integers(1, 9)), tuple(rungs), draw(st.integers(2, 4)), hours)
+    rules = Rules(draw(st.integers(1, 9)), tuple(rungs), draw(st.integers(1, 4)), hours)
     tokens = st.lists(st.integers(4, 60), min_size=PROMPTS, max_size=PROMPTS)
     outcomes: dict[tuple[int, int], Record] = {}
     for trial in range(rules.trials):
@@ -82,6 +82,21 @@ def test_where_curves_do_not_cross_it_finds_the_best_of_all_in_the_announced_ste
     before = {steps: earlier for earlier, steps in zip((0, *rungs), rungs, strict=False)}
     spent = sum(steps - before[steps] for _, steps in trained[: -len(order)])
     assert halving_steps(8, rungs, eta) == spent < 8 * rungs[-1]
+
+
+def test_a_full_grid_after_a_halving_trains_what_that_stopped_and_nothing_twice() -> None:
+    rungs, asked = (10, 20, 40), list[tuple[int, int]]()
+
+    def train(trial: int, steps: int) -> Result:
+        asked.append((trial, steps))
+        return result(trial, steps, [10 + trial * (steps if steps == 40 else 1)] * PROMPTS)
+
+    halving, known = searched(Rules(4, rungs, 2), train, [])
+    assert [(trial, steps) for steps in rungs for trial in range(4)] != sorted(asked, key=lambda each: each[::-1])
+    grid, _ = searched(Rules(4, rungs, 1), train, known)
+    assert sorted(asked) == [(trial, steps) for trial in range(4) for steps in rungs]
+    assert (3, 3) == (halving.winner, grid.winner)
+    assert all(len(rung.kept) == 4 for rung in grid.rungs[:-1])
 
 
 def test_one_in_eta_goes_on_and_the_others_are_told_apart_by_paired_prompts() -> None:

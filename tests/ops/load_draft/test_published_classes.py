@@ -42,10 +42,13 @@ CLASSES = {
     "DeepSpec": published_drafts.deepspec,
     "ModelOpt": published_drafts.modelopt,
 }
+NOT_IN_Z_LAB = ("DSpark", "LiLiCorr")  # of which its class computes the plain part only; vLLM's has both
 BY_Z_LAB = [
     name
     for name, form in FORMS.items()
-    if form.publisher not in ("speculators", "DeepSpec") and "DSpark" not in name and name not in NOT_BY_Z_LAB
+    if form.publisher not in ("speculators", "DeepSpec")
+    and name not in NOT_BY_Z_LAB
+    and not any(algorithm in name for algorithm in NOT_IN_Z_LAB)
 ]
 
 

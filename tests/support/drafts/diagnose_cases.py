@@ -59,6 +59,8 @@ def make_chain(folder: Path, target: TargetModel, tokens: TokenShards) -> Chain:
         kept_by=None,
         losses=(),
         evaluation=None,
+        answered=None,
+        asks_each=False,
         split="test",
         other_splits=("val",),
         max_new_tokens=NEW_TOKENS,

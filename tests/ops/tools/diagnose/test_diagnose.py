@@ -38,9 +38,9 @@ from executor.cli import main
 from executor.model_tools import measure
 from executor.store.artifact_store import Store
 from executor.system.output import FAILED, OK
-from ops.artifacts import DraftCheckpoint, TargetFeatures, TargetModel
+from ops.artifacts import DraftCheckpoint, Report, TargetFeatures, TargetModel
 from ops.evaluate.verdicts import ITS_TARGET
-from ops.lib.data.files import read_json, write_json
+from ops.lib.data.files import read_json, write_json, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import from_serving
 from ops.lib.drafts.backbone.load import random_draft
@@ -111,6 +111,34 @@ def test_prompts_that_do_not_fit_into_the_budget_are_left_out(chain, healthy):
     assert decoded == [text for text in decoded if f": decoding {LEAST_PROMPTS} prompts, " in text]
     advised = {each["advice"] for each in result["findings"] if each["level"] == UNMEASURED}
     assert MORE_PROMPTS not in advised
+
+
+@pytest.fixture
+def evaluated(chain, tmp_path) -> Chain:
+    """The chain with a report of its evaluation, in which a step accepts one token of the draft."""
+    reader = TokenReader(chain.judged, chain.split)
+    rows = [
+        {"id": record["id"], "tokens": list(range(5)), "speculative": None, "accepted": [1, 1]}
+        for record in reader.records
+    ]
+    (tmp_path / "report").mkdir()
+    write_jsonl(tmp_path / "report" / "prompts.jsonl", rows)
+    return evolve(chain, answered=Report(tmp_path / "report", "report"))
+
+
+def test_where_tau_is_lost_is_told_from_all_prompts_of_the_run_s_evaluation(evaluated, healthy):
+    result = diagnosed(evaluated, prompts=LEAST_PROMPTS)
+    assert LEAST_PROMPTS == result["prompts"] < PROMPTS
+    (part,) = result["parts"]["context"]
+    assert (PROMPTS, 2.0) == (part["prompts"], part["tau"])
+    (own,) = healthy["parts"]["context"]
+    assert own["tau"] == pytest.approx(healthy["tau"]["exported"])
+
+
+def test_of_a_corrected_draft_the_evaluation_tells_nothing(evaluated, tmp_path):
+    result = diagnosed(with_config(evaluated, tmp_path / "spoilt", dflash_config={"target_layer_ids": [LAYER + 1]}))
+    (part,) = result["parts"]["context"]
+    assert part["tau"] == pytest.approx(result["tau"]["corrected"])
 
 
 def test_layer_ids_off_by_one_are_named_and_nothing_else(chain, healthy, tmp_path):

@@ -133,6 +133,8 @@ def test_of_two_evaluations_that_of_the_split_is_followed_and_named(read, tmp_pa
     expected = {"node": "eval", "tau": 2.5, "benchmark": None, "temperature": None, "block_size": None}
     assert chain.evaluation is not None
     assert expected == asdict(chain.evaluation)
+    assert chain.answered is not None
+    assert tmp_path / "eval" == chain.answered.path
 
 
 def test_what_the_only_evaluation_does_otherwise_is_told(read, tmp_path):
@@ -148,6 +150,7 @@ def test_what_the_only_evaluation_does_otherwise_is_told(read, tmp_path):
     }
     assert chain.evaluation is not None
     assert expected == asdict(chain.evaluation)
+    assert chain.answered is None, "its prompts are not those of the split"
 
 
 def test_without_an_evaluation_there_is_none_to_tell(read, tmp_path):

@@ -21,7 +21,7 @@ from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.losses.slots import draw_anchors
 from ops.lib.target.model import Target
 from ops.tools.diagnose import training_data
-from ops.tools.diagnose.bench import paired_gain, spread_samples, tau_of, unpaired_gain
+from ops.tools.diagnose.bench import CHANCE, paired_gain, spread_samples, tau_of, unpaired_gain
 from ops.tools.diagnose.curve import curve_finding, flat_finding, skipped_finding
 from ops.tools.diagnose.export import target_finding
 from ops.tools.diagnose.features import features_finding
@@ -437,7 +437,7 @@ def test_fewer_than_four_prompts_make_nothing_certain():
 def test_a_gain_picked_out_of_many_must_be_the_more_certain():
     after, before = of_taus(4, 4, 5, 5, 6, 6, 7, 7), of_taus(3, 3, 4, 4, 3, 3, 2, 2)
     assert unpaired_gain(after, before).is_certain
-    assert not unpaired_gain(after, before, comparisons=10).is_certain
+    assert not unpaired_gain(after, before, CHANCE / 10).is_certain
 
 
 def test_of_four_prompts_a_gain_of_each_may_be_chance():

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ops.artifacts import TokenShards
+from ops.evaluate.prompts import Prompt
 from ops.evaluate.statistics import steps_of
 from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.data.token_shards import KINDS, TokenReader, TokenSample, write_token_shard
@@ -76,6 +77,20 @@ def training(folder: Path, samples: Sequence[Sample], with_kinds: bool = True) -
     return TokenReader(TokenShards(folder, "tokens"), "train")
 
 
+def prompt(sample: Sample) -> Prompt:
+    """The prompt of a conversation, as an evaluation asks it."""
+    return Prompt(
+        origin="a test",
+        id="a",
+        category="text",
+        length=sample.before,
+        has_images=False,
+        sample=lambda: token_sample(sample, "a"),
+        topic=sample.topic,
+        turn=sample.turn,
+    )
+
+
 def decoded(sample: Sample, accepted: int, in_calls: int, noise: np.random.Generator) -> Decoded:
     """An answer whose steps accept so many tokens, or others where their anchor is in a call; one more or less."""
     ids = [*map(ord, sample.answer), EOS]
@@ -104,9 +119,8 @@ def judged(held_out, reader, poor, noise=0):
     for sample in held_out:
         is_poor = sample in poor and CALLED not in sample.answer
         answers.append(decoded(sample, POOR if is_poor else EASY, POOR if sample in poor else EASY, generator))
-    prompts = [token_sample(sample, str(place)) for place, sample in enumerate(held_out)]
     learnt = None if reader is None else learnt_tokens(reader, KINDS_OF)
-    tables = tables_of_tau(prompts, [sample.topic for sample in held_out], answers, KINDS_OF, learnt, BLOCK)
+    tables = tables_of_tau([prompt(sample) for sample in held_out], answers, KINDS_OF, learnt, BLOCK)
     whole = [tokens for each in answers for at, tokens in steps_of(each) if at + BLOCK <= each.generated]
     for parts in tables.values():
         assert sum(each.generated for part in parts for each in part.own) == sum(whole)
@@ -155,6 +169,16 @@ def test_of_two_losses_the_one_that_the_training_lacks_is_named(tmp_path):
     assert (CAUSE, True) == (found["groups"].level, 'in the group "code"' in found["groups"].what)
 
 
+def test_parts_that_the_training_lacks_are_one_cause_where_each_alone_is_too_few(tmp_path):
+    lacking = [Sample(topic=topic) for topic in ("code", "maths", "law") for _ in range(3)]
+    found, _ = judged(USUAL + lacking, training(tmp_path / "t", USUAL * 4), lacking)
+    text = found["groups"].what
+    assert (CAUSE, True) == (found["groups"].level, 'in the group "' in text)
+    assert all(topic in text.partition("\n")[0] for topic in ("code", "maths", "law"))
+    fine, _ = judged(USUAL + lacking, training(tmp_path / "fine", USUAL * 4), [])
+    assert FINE == fine["groups"].level
+
+
 def test_without_the_training_s_samples_a_loss_is_a_note():
     lost, _, where = PLANTED["turns"]
     found, tables = judged(USUAL + lost, None, lost)
@@ -184,10 +208,22 @@ def test_tokens_that_were_tokenised_without_kinds_are_counted_as_those_with(tmp_
     assert not unknown.tokens["kind"] and unknown.tokens["turn"] == counted[0].tokens["turn"]
 
 
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_the_training_lacks_is_named_where_all_held_out_answers_are_there(name, tmp_path):
+    """Nothing is beside them to compare tau with, so it is no cause."""
+    lost, _, where = PLANTED[name]
+    if name == "kinds of tokens":
+        lost = [Sample(answer=CALLED * 2)] * MANY
+    found, _ = judged(lost, training(tmp_path / "t", USUAL * 4), lost)
+    assert (NOTE, True) == (found[name].level, f"all held-out tokens are {where}, " in found[name].what)
+    assert "and 0.0% of the " in found[name].what and found[name].advice.endswith("and train again")
+    learnt_there, _ = judged(lost, training(tmp_path / "there", lost), lost)
+    assert (FINE, True) == (learnt_there[name].level, "no other part" in learnt_there[name].what)
+
+
 def test_tables_that_are_not_known_are_left_out(tmp_path):
-    prompts = [token_sample(Sample(), "a", with_kinds=False)]
     answers = [decoded(Sample(), EASY, EASY, np.random.default_rng(0))]
-    tables = tables_of_tau(prompts, [None], answers, None, None, BLOCK)
+    tables = tables_of_tau([evolve(prompt(Sample()), turn=None, topic=None)], answers, None, None, BLOCK)
     assert ["context"] == list(tables)
     [finding] = part_findings(tables, None)
     assert (FINE, True) == (finding.level, "no other part" in finding.what)
