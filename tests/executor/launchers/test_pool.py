@@ -125,7 +125,7 @@ CASES = {
     "hung": (["hang", "a"], 1, 2),
     "one of two": (["kill", "a"], 2, 0),
     "all": (["kill", "kill", "a"], 2, 0),
-    "own error": (["a", "fail", "a"], 2, 2),
+    "own error": (["a", "fail", *["a"] * 10_000], 2, 2),
     "done before": (["a", "kill"], 1, 0),
 }
 
@@ -231,7 +231,7 @@ def test_a_worker_that_failed_is_named_by_its_number_in_the_pool():
         ("pool = { workers = 2 }", 'node.n.launch.pool: a pool works for ranks: set kind = "ranks"'),
         ('kind = "ray", pool = { workers = 2 }', "node.n.launch.pool: a pool is on one machine: "),
         ('kind = "ranks", pool = { workers = 0 }', "node.n.launch.pool.workers: must be >= 1, got 0"),
-        ('kind = "ranks", pool = { threads = 2 }', "workers: missing"),
+        ('kind = "ranks", pool = { threads = 2 }', 'node.n.launch.pool: the required key "workers" is missing'),
         ('kind = "ranks", pool = { workers = 1, memory = "much" }', "expected a number of bytes such as"),
         ('kind = "ranks", pool = { workers = 1 }', 'node.n.launch.pool: the op "unpooled" has no use for a pool'),
     ],
