@@ -384,6 +384,8 @@ def _launch_mistakes(node: NodeCheck, op: OpSpec) -> Iterator[Finding]:
     if not op.sequence_parallel and node.launch.get("sp_degree", 1) > 1:
         message = f'the op "{op.name}" does not support sequence parallelism'
         yield node.mistake("launch.sp_degree", message, "leave sp_degree out; every rank then takes whole sequences")
+    if not op.pool and node.launch.get("pool") is not None:
+        yield node.mistake("launch.pool", f'the op "{op.name}" has no use for a pool', "leave pool out")
     check: FieldCheck | None = method(op, "launch_mistakes")
     for name, message in check(node.values, node.launch).items() if check is not None else ():
         yield node.mistake(name, message)

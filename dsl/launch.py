@@ -73,6 +73,15 @@ def _makes_whole_groups(launch: Launch, field: attrs.Attribute[int], sp_degree: 
         raise ValueError(f"nproc = {launch.nproc} is not a multiple of sp_degree = {sp_degree}; {remedy}")
 
 
+def _has_ranks(launch: Launch, field: attrs.Attribute[Any], pool: Pool | None) -> None:
+    if pool is not None and launch.kind == "process":
+        raise ValueError('a pool works for ranks: set kind = "ranks"')
+    if pool is not None and launch.kind == "ray":
+        raise ValueError('a pool is on one machine: set kind = "ranks", or leave pool out')
+    if pool is not None and launch.shard_workers > 1:
+        raise ValueError("workers that share shards have no pool; leave shard_workers out")
+
+
 def _fits_device(launch: Launch, field: attrs.Attribute[Any], value: int | None) -> None:
     if value and launch.device == "cpu":
         raise ValueError('device = "cpu" does not use GPUs; leave gpus out, or set device = "auto"')
@@ -91,6 +100,21 @@ def _is_duration(instance: Any, field: attrs.Attribute[float], value: float) -> 
 
 
 @frozen(kw_only=True)
+class Pool:
+    """Processes beside the ranks of a stage that compute for them and keep nothing: any number gives the same result.
+
+    threads are the CPU threads of each: 1 as those of a rank that computes for itself, since another number changes
+    rounding on a CPU. cpus and memory are what each takes of `[machine]`, or of a host; cpus = 0: as many as threads.
+    If the stage computes on GPUs, each takes one. A worker that is killed is started again launch.retries times.
+    """
+
+    workers: int = attrs.field(validator=validators.ge(1))
+    threads: int = attrs.field(default=1, validator=validators.ge(1))
+    cpus: int = attrs.field(default=0, validator=validators.ge(0))
+    memory: str | None = attrs.field(default=None, validator=_is_size)
+
+
+@frozen(kw_only=True)
 class Launch:
     """How a stage runs, not what it computes: outside the key, recorded in the manifest.
 
@@ -98,7 +122,8 @@ class Launch:
     hosts machines of a Ray cluster. Groups of sp_degree ranks share every sequence, for ops that do sequence
     parallelism; nproc is a multiple of it, so that a group is on one machine. shard_workers: processes that share the
     shards of an op that makes such, on this machine or anywhere in the cluster. threads are CPU threads per rank (0:
-    what the op uses, at most the cores divided by the ranks). device "auto" takes cuda where there is one.
+    what the op uses, at most the cores divided by the ranks). pool: workers that compute for the ranks, for ops that
+    have such. device "auto" takes cuda where there is one.
 
     gpus, cpus and memory ("24 GiB") are what the stage takes of `[machine]` while it runs, or of each host of a
     cluster, so that nodes that fit together run side by side. Without gpus, an op that computes on a GPU takes one
@@ -114,6 +139,7 @@ class Launch:
     shard_workers: int = attrs.field(default=1, validator=[validators.ge(1), _is_alone])
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = attrs.field(default=0, validator=validators.ge(0))
+    pool: Pool | None = attrs.field(default=None, validator=_has_ranks)
     gpus: int | None = attrs.field(default=None, validator=[validators.optional(validators.ge(0)), _fits_device])
     cpus: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
     memory: str | None = attrs.field(default=None, validator=_is_size)
@@ -140,6 +166,10 @@ class Launch:
         """The number of processes that report how they ended: ranks, or workers that share shards."""
         return max(self.world_size, self.shard_workers)
 
+    @property
+    def pool_workers(self) -> int:
+        return 0 if self.pool is None else self.pool.workers
+
 
 @frozen(kw_only=True)
 class Machine:
@@ -156,7 +186,7 @@ class Machine:
     ray_without_authentication: bool = False
 
 
-def memory_bytes(table: Launch | Machine) -> int | None:
+def memory_bytes(table: Launch | Machine | Pool) -> int | None:
     """The bytes of the table's `memory`; None where it is not set."""
     return None if table.memory is None else parsed_bytes(table.memory)
 

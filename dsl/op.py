@@ -183,6 +183,7 @@ class OpSpec:
     - single_process: the run function cannot share its work between ranks; a launch on several is refused.
     - shares_shards: worker processes share the shards; without it, shard_workers > 1 is refused.
     - sequence_parallel: groups of `stage.sp_degree` ranks share a sequence; without it, sp_degree > 1 is refused.
+    - pool: it uses workers beside its ranks (`launch.pool`); without it, a pool is refused.
     - gpu: it computes on a GPU if there is one; without launch.gpus, the node gets one for each rank.
     """
 
@@ -194,6 +195,7 @@ class OpSpec:
     single_process: bool
     shares_shards: bool
     sequence_parallel: bool
+    pool: bool
     gpu: bool
     transient: tuple[str, ...]
     shows_results: bool
@@ -221,6 +223,7 @@ def op(
     single_process: bool = False,
     shares_shards: bool = False,
     sequence_parallel: bool = False,
+    pool: bool = False,
     gpu: bool = False,
 ) -> Callable[[type[T]], type[T]]:
     """Declare an op; goes above `@frozen(kw_only=True)`. The op's name is the class name in snake case.
@@ -239,6 +242,7 @@ def op(
             single_process=single_process,
             shares_shards=shares_shards,
             sequence_parallel=sequence_parallel,
+            pool=pool,
             gpu=gpu,
             **class_attributes(cls, (*edges, *fields)),
             config_class=cls,

@@ -40,6 +40,7 @@ LAUNCH_HELP = {
     "shard_workers": "processes that share the op's shards",
     "device": '"auto": cuda where there is one',
     "threads": "CPU threads of each rank; 0: by the target's size, at most the cores divided by the ranks",
+    "pool": "workers on this machine that compute for the ranks, outside their number: train_dflash's online capture",
     "gpus": "GPUs that the stage takes of [machine] while it runs",
     "cpus": "CPUs that the stage takes of [machine] while it runs",
     "memory": 'memory that the stage takes of [machine] while it runs: "24 GiB"',
@@ -255,6 +256,8 @@ def _refused_launches(spec: OpSpec) -> Schema:
         refused["shard_workers"] = {"maximum": 1}
     if not spec.sequence_parallel:
         refused["sp_degree"] = {"maximum": 1}
+    if not spec.pool:
+        refused["pool"] = False
     return refused
 
 

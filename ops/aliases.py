@@ -132,6 +132,10 @@ BY_NAMES: Mapping[str, Mapping[str, str] | str] = {
         "machine.gpus": "",
     },
     "nnodes": {"launch.hosts": 'with kind = "ray": docs/cluster.md'},
+    "capture_ranks": {
+        "launch.pool": 'workers beside the ranks, which all train: launch = { kind = "ranks", nproc = 6, '
+        "pool = { workers = 2 } }"
+    },
     "ulysses_sequence_parallel_size sp_ulysses_size": {"launch.sp_degree": "ranks that share every sequence"},
     "tensor_parallel_size tp_size": {
         "capture_targets.tp_degree": 'ranks that share the target, with backend = "sglang"'

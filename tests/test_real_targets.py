@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from dsl.errors import PipelineError
@@ -22,6 +23,7 @@ from executor.keys.node_key import key_config
 from executor.planning.planner import Decision
 from executor.planning.preflight import disk_mistakes, estimate_row, graph_estimates
 from executor.store.artifact_store import Store
+from executor.system.resource_pool import Capacity
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.backbone.sizes import draft_parameters
 from ops.lib.target.sizes import TargetSizes
@@ -102,7 +104,7 @@ def test_every_pipeline_compiles_on_a_data_set_of_the_users_own(name: str, tmp_p
     assert ("online" if name.endswith("_8gpu") else "stored") == train.config.capture
     if name.endswith("_8gpu"):  # transformers captures while the draft trains, on every rank
         assert "capture" not in graph.nodes
-        assert ("bfloat16", 0) == (train.config.capture_dtype, train.config.capture_ranks)
+        assert ("bfloat16", None) == (train.config.capture_dtype, train.launch.pool)
     else:
         assert "sglang" == graph.nodes["capture"].config.backend
     assert ["check"] == [node.id for node in graph.nodes.values() if node.op.name == "check_export"]
@@ -195,17 +197,28 @@ def test_the_plan_of_eight_gpus_shards_masters_and_moments_and_tells_what_storin
 def test_ranks_that_train_hold_no_target_where_others_capture_for_them(tmp_path: Path) -> None:
     untold = ("train.select=last", "train.eval_prompts=0")  # decoding for tau would need the target too
     alike = resources("qwen3_vl_8b_8gpu", tmp_path, *untold)["train"]["memory"]
-    apart = resources("qwen3_vl_8b_8gpu", tmp_path, *untold, "train.capture_ranks=4")["train"]["memory"]
+    pool = ("train.launch.nproc=4", "train.launch.pool={ workers = 4 }")
+    train = resources("qwen3_vl_8b_8gpu", tmp_path, *untold, *pool)["train"]
+    apart = train["memory"]
     assert ("target" in alike, "target" in apart) == (True, False)
     assert 2 * alike["optimizer"] == apart["optimizer"]  # four ranks share it, not eight
+    assert "the target's pass" not in train["pass"]
+    weights, unit = shown_bytes(alike["target"]), shown_bytes(16384 * (5 * 4096 * 2 + 5))
+    [_, note] = train["notes"]
+    assert note.startswith(f"pool: each of 4 workers needs {weights} for the target, ")
+    assert note.endswith(f"a rank receives {unit} for each")
 
 
-def test_ranks_that_all_capture_are_told_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(PipelineError) as error:
-        compiled("qwen3_8b_8gpu", tmp_path, "train.capture_ranks=8")
-    assert str(error.value) == (
-        "-s train.capture_ranks=8: 8 of 8 ranks leave none to train; set nproc of the launch to at least 9"
-    )
+def test_a_pool_of_as_many_workers_as_ranks_needs_twice_the_gpus(tmp_path: Path) -> None:
+    node = compiled("qwen3_8b_8gpu", tmp_path, "train.launch.pool={ workers = 8, memory = '1 GB', threads = 2 }").nodes[
+        "train"
+    ]
+    machine = Capacity(cpus=64, memory=10**12, gpus=tuple(map(str, range(16))))
+    alone = machine.part(evolve(node, launch=evolve(node.launch, pool=None)))
+    whole = machine.part(node)
+    assert (8, 16, 8 * 10**9) == (alone.gpus, whole.gpus, whole.memory - alone.memory)
+    assert min(64, alone.cpus + 16) == whole.cpus
+    assert machine.threads(node) == machine.threads(evolve(node, launch=evolve(node.launch, pool=None)))
 
 
 def test_layers_that_the_target_does_not_have_are_told_before_anything_runs(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ class FolderStage:
 
     def __init__(self, folder: Path, inputs: Mapping[str, Any], rank: int = 0, world_size: int = 1) -> None:
         self.inputs, self.rank, self.world_size, self.sp_degree = inputs, rank, world_size, world_size
-        self.worker, self.workers = 0, 1
+        self.worker, self.workers, self.pool = 0, 1, None
         self.out_dir, self.work_dir, self.shared_dir = folder / "out", folder / "work", folder / "shared"
         for made in (self.out_dir, self.work_dir, self.shared_dir):
             made.mkdir(parents=True, exist_ok=True)

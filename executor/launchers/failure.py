@@ -161,23 +161,27 @@ class RankFailure:
 
 
 def first_failed(
-    results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts: Sequence[str] = ()
+    results: Sequence[RankResult | None],
+    exits: Sequence[RankExit],
+    hosts: Sequence[str] = (),
+    ranks: int | None = None,
 ) -> RankFailure | None:
     """The rank that failed first; its text also names the ranks that ended after it. None where no rank failed.
 
-    results: in the order of the ranks. hosts: the host of each rank, if there are several. Times of different hosts are
-    compared by their own clocks.
+    results: in the order of the ranks, followed by the workers of a pool. hosts: the host of each, if there are
+    several. ranks: the number of ranks; None: there is no pool. Times of different hosts are compared by their own
+    clocks.
     """
-    failed = _failed(results, exits, hosts)
+    failed = _failed(results, exits, hosts, ranks)
     if not failed:
         return None
     first = min(failed, key=lambda each: (each.is_secondary, each.time))
-    unfinished = {rank for rank, result in enumerate(results) if result is None or result.status != "done"}
+    unfinished = {rank for rank, result in enumerate(results[:ranks]) if result is None or result.status != "done"}
     others = sorted(unfinished - {first.rank})
     if not others:
         return first
-    ranks = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
-    return attrs.evolve(first, text=f"{first.text} ({ranks} ended after it)")
+    ended = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others))}"
+    return attrs.evolve(first, text=f"{first.text} ({ended} ended after it)")
 
 
 def only_lost_connections(results: Sequence[RankResult | None], exits: Sequence[RankExit] = ()) -> bool:
@@ -195,10 +199,15 @@ def ended_by(code: int | None) -> Finding:
 
 
 def _failed(
-    results: Sequence[RankResult | None], exits: Sequence[RankExit], hosts: Sequence[str] = ()
+    results: Sequence[RankResult | None],
+    exits: Sequence[RankExit],
+    hosts: Sequence[str] = (),
+    ranks: int | None = None,
 ) -> list[RankFailure]:
     failed = []
-    names_of = [f"rank {rank} on {hosts[rank]}" if hosts else f"rank {rank}" for rank in range(len(results))]
+    own = len(results) if ranks is None else ranks
+    names_of = [f"rank {rank}" if rank < own else f"pool worker {rank - own}" for rank in range(len(results))]
+    names_of = [f"{name} on {host}" for name, host in zip(names_of, hosts, strict=True)] if hosts else names_of
     for rank, result in enumerate(results):
         error = None if result is None else result.error
         if error is not None:

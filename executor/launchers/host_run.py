@@ -16,8 +16,10 @@ from functools import partial
 from dsl.errors import DiskFull
 from dsl.files import append_line, appended, clear_errors
 from dsl.imports import child_environment
+from dsl.launch import Pool
 from executor.launchers.backend import HostExit, StageOrder, exits_path, host_log
 from executor.launchers.redacted_log import RedactedLog
+from executor.launchers.stage_contract import THREAD_VARIABLES
 from executor.records.events import Body, Event, System
 from executor.system.resource_pool import VISIBLE, device_order
 from executor.system.stage_mark import STAGE, new_mark, note_mark
@@ -26,7 +28,6 @@ from executor.system.system_metrics import Usage
 from executor.system.user_cache import compile_cache
 
 WORKER = "executor.launchers.worker"
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # How long a thread of an OpenMP runtime spins for its next work before it sleeps: libgomp's in iterations of the
 # loop, LLVM's and Intel's in ms. Their defaults are so high (300,000 iterations, 200 ms) that on a busy machine the
 # loop uses the CPU that the awaited threads need. CHOICES: the variables by which a user overrides each default.
@@ -182,7 +183,14 @@ def _started(
         *("--meet", address or str(order.private / "store")),
     ]
     shared = ["--shared"] if launch.shard_workers > 1 else []
-    return Child("executor.launchers.rank_processes", [*arguments, *shared, *job], environment, output)
+    pool = [] if launch.pool is None else pool_arguments(launch.pool, launch.retries)
+    return Child("executor.launchers.rank_processes", [*arguments, *shared, *pool, *job], environment, output)
+
+
+def pool_arguments(pool: Pool, retries: int) -> list[str]:
+    """The arguments by which the parent of the ranks starts the workers of a pool."""
+    counts = {"--pool": pool.workers, "--pool-threads": pool.threads, "--pool-starts": retries + 1}
+    return [text for name, count in counts.items() for text in (name, str(count))]
 
 
 def stage_environment(threads: int, gpus: Sequence[str] | None = None) -> dict[str, str]:

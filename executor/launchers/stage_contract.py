@@ -1,11 +1,11 @@
 """The files in the work folder by which the executor and the processes of a stage communicate.
 
 job-<attempt>.json                  StageSpec: what every rank has to do
-results-<attempt>/<rank>.json       RankResult: how that rank ended, written by the rank
+results-<attempt>/<rank>.json       RankResult: how that rank ended, written by the rank; then workers of the pool
 results-<attempt>/exits-<host>.json a list of RankExit: failed ranks, written by their parent
 results-<attempt>/stop              requests the stage to stop
 results-<attempt>/lost-<n>          worker n of those that share shards ended badly; written by its parent or backend
-results-<attempt>/shared            the folder `shared_dir` of those workers
+results-<attempt>/shared            the folder `shared_dir` of those workers, with `pool` for a pool's
 
 The digests of the first, and of the sources that it names, travel by the command line. They alone keep whoever can
 write to a shared store or to the disk of a cluster from deciding what code a stage runs: these files are made after
@@ -32,6 +32,9 @@ LOST = "lost-"
 ONE_OF_SEVERAL = "DFLOW_ONE_OF_SEVERAL"  # the variable that ranks have, and workers that share shards
 # The variables that number the workers that share shards.
 WORKER, WORKERS = "DFLOW_WORKER", "DFLOW_WORKERS"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+POOL = "DFLOW_POOL"  # a PoolRendezvous as JSON: of the ranks and the workers of a stage with a pool
+PROCESS = "DFLOW_PROCESS"  # the number by which a worker of a pool reports how it ended; those of ranks come first
 
 
 @frozen

@@ -111,7 +111,8 @@ class StageProcess:
         """Wait for the stage to end, end every rank that still runs, and return the stage's exit."""
         while (hosts := self._stage.wait(WATCH_S)) is None:
             pass
-        results = [RankResult.read(self._results / f"{number}.json") for number in range(self._launch.processes)]
+        numbers = range(self._launch.processes + self._launch.pool_workers)
+        results = [RankResult.read(self._results / f"{number}.json") for number in numbers]
         ended = self._exit(hosts, results)
         if hosts.log_errno and ended.status == "failed":
             error = OSError(hosts.log_errno, os.strerror(hosts.log_errno))
@@ -125,8 +126,9 @@ class StageProcess:
         )
 
     def _exit(self, hosts: HostExit, results: Sequence[RankResult | None]) -> StageExit:
-        done = [result for result in results if result is not None and result.status == "done"]
-        needed = 1 if self._launch.shard_workers > 1 else len(results)  # the others do a lost worker's shards
+        ranks = results[: self._launch.processes]
+        done = [result for result in ranks if result is not None and result.status == "done"]
+        needed = 1 if self._launch.shard_workers > 1 else len(ranks)  # the others do a lost worker's shards
         if hosts.code == 0 and len(done) >= needed:
             return StageExit(
                 "done", done[0].device, loaded=tuple(sorted({file for result in done for file in result.loaded}))
@@ -136,7 +138,7 @@ class StageProcess:
         exits = [each for host in range(self._launch.parts) for each in read_exits(exits_path(self._results, host))]
         each_host = self._launch.processes_of_part
         names = [hosts.hosts[number // each_host] for number in range(len(results))] if hosts.hosts else []
-        first = first_failed(results, exits, names)
+        first = first_failed(results, exits, names, self._launch.processes)
         if only_lost_connections(results, exits) and (hosts.error or hosts.lost):
             first = None
         found = (
@@ -182,9 +184,11 @@ class StageProcess:
 
         With several ranks the log's end is less useful: other ranks often report the failure before the failed one.
         """
-        host = 0 if first is None else first.rank // self._launch.processes_of_part
+        of_rank = first is not None and first.rank < self._launch.processes  # a pool is on host 0
+        host = first.rank // self._launch.processes_of_part if first is not None and of_rank else 0
         log = host_log(self._log, host)
-        shown = first.trace if first is not None and self._launch.processes > 1 else ()
+        several = self._launch.processes + self._launch.pool_workers > 1
+        shown = first.trace if first is not None and several else ()
         shown = shown or (last_lines(log, 0) if host else self.tail())
         return (*shown, f"log of that host: {log}") if host else shown
 

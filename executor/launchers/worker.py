@@ -34,8 +34,9 @@ from typing import Any
 
 from attrs import field, frozen
 
+from dsl.convert import structure
 from dsl.errors import ConfigError, DflowError, DiskFull, LeaseLost, StopRequested, StoreError
-from dsl.files import NO_SPACE, append_line, full_at, is_full
+from dsl.files import NO_SPACE, append_line, full_at, is_full, parse_json
 from dsl.graph import GraphNode, node_from_json
 from dsl.imports import (
     PROJECT,
@@ -47,11 +48,13 @@ from dsl.imports import (
     take_search_path,
 )
 from dsl.secrets import redact, resolved, secret_values
-from dsl.stage import Stage
+from dsl.stage import PoolRendezvous, Stage
 from executor.keys.node_key import node_inputs
 from executor.launchers.failure import error_names
 from executor.launchers.stage_contract import (
     ONE_OF_SEVERAL,
+    POOL,
+    PROCESS,
     SHARED,
     WORKER,
     WORKERS,
@@ -82,7 +85,7 @@ BLOCKED = threading.local()  # mask: the signal mask of a forking thread before 
 
 @frozen
 class WorkerStage:
-    """The Stage object that ops get, inside a stage's process. Only rank 0 writes events."""
+    """The Stage object that ops get, inside a stage's process. Only rank 0 writes events, and no worker of a pool."""
 
     inputs: Mapping[str, Any]
     out_dir: Path
@@ -92,6 +95,7 @@ class WorkerStage:
     sp_degree: int
     worker: int
     workers: int
+    pool: PoolRendezvous | None
     device: str
     started_before: bool
     _spec: StageSpec
@@ -99,8 +103,12 @@ class WorkerStage:
     _secrets: tuple[str, ...] = ()
     _written: dict[type[Body], float] = field(factory=dict)  # when this attempt wrote an event last, monotonic
 
+    @property
+    def _is_first(self) -> bool:
+        return self.rank == 0 and (self.pool is None or self.pool.worker is None)
+
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        if self.rank != 0:
+        if not self._is_first:
             return
         if self._spec.attempt > 1 and Metric not in self._written:
             self._event(Cut(int(step)))
@@ -109,7 +117,7 @@ class WorkerStage:
 
     def progress(self, done: int, total: int) -> None:
         last = self._written.get(Progress, -math.inf)
-        if self.rank == 0 and (done >= total or time.monotonic() - last >= PROGRESS_EVERY_S):
+        if self._is_first and (done >= total or time.monotonic() - last >= PROGRESS_EVERY_S):
             self._event(Progress(int(done), int(total)))
 
     def info(self, text: str) -> None:
@@ -119,7 +127,7 @@ class WorkerStage:
         self._report("warning", Warned, text)
 
     def figure(self, name: str, fig: Any) -> None:
-        if self.rank != 0:
+        if not self._is_first:
             return
         name = redact(name, self._secrets)
         path = self._spec.figures / f"{name}.png"
@@ -141,7 +149,7 @@ class WorkerStage:
 
     def _report(self, prefix: str, kind: type[Info | Warned], text: str) -> None:
         print(f"{prefix}: {indented(str(text))}", flush=True)
-        if self.rank == 0:
+        if self._is_first:
             self._event(kind(redact(str(text), self._secrets)))
 
     def _event(self, body: Body) -> None:
@@ -161,7 +169,9 @@ def main() -> int:
     if spec is None:
         return EXECUTOR_GONE
     rank = int(os.environ.get("RANK", "0"))
-    process = rank or int(os.environ.get(WORKER, "0"))  # of this process among those of the stage
+    process = rank or int(
+        os.environ.get(PROCESS) or os.environ.get(WORKER, "0")
+    )  # of this process among those of the stage
     stop = threading.Event()
     for number in ENDING:
         signal.signal(number, lambda number, frame: stop.set())
@@ -246,6 +256,7 @@ def _run(spec: StageSpec, rank: int, stop: threading.Event, result: Path) -> tup
         sp_degree=spec.sp_degree,
         worker=int(os.environ.get(WORKER, "0")),
         workers=int(os.environ.get(WORKERS, "1")),
+        pool=structure(PoolRendezvous, parse_json(os.environ[POOL])) if POOL in os.environ else None,
         device=device,
         started_before=spec.started_before,
         spec=spec,

@@ -68,8 +68,18 @@ class Capacity:
         """
         launch = node.launch
         limited = (launch.threads or useful or 0) * launch.processes_of_part
-        cpus = launch.cpus or min(limited or self.cpus, self.cpus)
-        return Demand(cpus, memory_bytes(launch) or 0, self._gpus_of(node))
+        own = Demand(
+            launch.cpus or min(limited or self.cpus, self.cpus), memory_bytes(launch) or 0, self._gpus_of(node)
+        )
+        pool = launch.pool
+        if pool is None:
+            return own
+        cpus = own.cpus + pool.workers * (pool.cpus or pool.threads)
+        return Demand(
+            cpus if launch.cpus and pool.cpus else min(cpus, self.cpus),
+            own.memory + pool.workers * (memory_bytes(pool) or 0),
+            own.gpus and own.gpus + pool.workers,
+        )
 
     def threads(self, node: GraphNode, useful: int | None = None) -> int:
         """CPU threads of each process of a node, see `threads_of`."""

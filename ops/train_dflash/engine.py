@@ -29,7 +29,7 @@ from ops.lib.training import rank_group
 from ops.lib.training.weights import WorkingWeights
 from ops.train_dflash.batches import Place, Rows, States
 from ops.train_dflash.inputs import Inputs, Reader
-from ops.train_dflash.online import OnlineReader, OnlineSource, Take
+from ops.train_dflash.online import Ask, OnlineReader, OnlineSource
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.sharding import shard_model
 from ops.train_dflash.staging import transfer_to
@@ -46,10 +46,11 @@ class Setup:
     place: Place
 
 
-def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None = None) -> Setup:
+def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, ask: Ask | None = None, ahead: int = 0) -> Setup:
     """Set up model, target parts and data streams on this rank's device; a collective.
 
-    take: captures online; None for stored features. Raises ConfigError for a degree that does not fit.
+    ask: requests features that are captured online; None for stored ones. ahead: micro-batches that are requested
+    before the one that is prepared. Raises ConfigError for a degree that does not fit.
     """
     draft = inputs.draft
     check_degree(
@@ -70,7 +71,7 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None 
         dtype=getattr(torch, config.dtype),
     )
     mesh = None if stage.world_size == 1 else make_mesh(stage.world_size, stage.sp_degree, place.device)
-    train = _stream(config, inputs, "train", place, take)
+    train = _stream(config, inputs, "train", place, ask, ahead)
     model = _model(config, stage, inputs, place, mesh)
     engine = Engine(
         model=model,
@@ -83,7 +84,7 @@ def set_up(config: TrainDflash, stage: Stage, inputs: Inputs, take: Take | None 
         activation_checkpointing=config.activation_checkpointing,
         computing=nullcontext if mesh is not None else weights_to_compute_with(model, place.dtype),
     )
-    return Setup(engine, train, _stream(config, inputs, "val", place, take), place)
+    return Setup(engine, train, _stream(config, inputs, "val", place, ask, ahead), place)
 
 
 def weights_to_compute_with(model: nn.Module, dtype: torch.dtype) -> Callable[[], AbstractContextManager[None]]:
@@ -95,11 +96,12 @@ def weights_to_compute_with(model: nn.Module, dtype: torch.dtype) -> Callable[[]
     return WorkingWeights(model, dtype).in_place if wider else nullcontext
 
 
-def _stream(config: TrainDflash, inputs: Inputs, split: str, place: Place, take: Take | None) -> Stream:
+def _stream(config: TrainDflash, inputs: Inputs, split: str, place: Place, ask: Ask | None, ahead: int) -> Stream:
     reader = inputs.train if split == "train" else inputs.val
     return Stream(
         reader=reader,
-        states=_source(reader, split, take),
+        states=_source(reader, split, ask),
+        ahead=ahead,
         draft=inputs.draft,
         weights_K=block_weights(config.block_size, config.gamma),
         num_anchors=config.num_anchors,
@@ -111,13 +113,13 @@ def _stream(config: TrainDflash, inputs: Inputs, split: str, place: Place, take:
     )
 
 
-def _source(reader: Reader, split: str, take: Take | None) -> Callable[[Sequence[Rows]], States]:
-    """A function that gives the states of rows: stored features, or features captured on request by `take`."""
-    if take is None:
+def _source(reader: Reader, split: str, ask: Ask | None) -> Callable[[Sequence[Rows]], Callable[[], States]]:
+    """A function that requests the states of rows: stored features, or features captured on request by `ask`."""
+    if ask is None:
         assert isinstance(reader, FeatureReader)
-        return lambda _rows: reader
+        return lambda _rows: lambda: reader
     assert isinstance(reader, OnlineReader)
-    return OnlineSource(take, reader, split).states
+    return OnlineSource(ask, reader, split).ask
 
 
 def _model(config: TrainDflash, stage: Stage, inputs: Inputs, place: Place, mesh: DeviceMesh | None) -> DraftModel:

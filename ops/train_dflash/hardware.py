@@ -51,6 +51,8 @@ class Stopwatch:
     def __init__(self) -> None:
         self._seconds = 0.0
         self._lap = time.perf_counter()
+        self._seconds_after_first = 0.0
+        self._first: float | None = None
 
     def over(self, items: Iterable[T]) -> Iterator[T]:
         """The items; the wait for each is timed."""
@@ -62,7 +64,10 @@ class Stopwatch:
             except StopIteration:
                 return
             finally:
-                self._seconds += time.perf_counter() - started
+                waited = time.perf_counter() - started
+                self._seconds += waited
+                self._seconds_after_first += 0.0 if self._first is None else waited
+            self._first = self._first or time.perf_counter()
             yield item
 
     def share(self) -> float:
@@ -71,3 +76,8 @@ class Stopwatch:
         share = self._seconds / max(now - self._lap, 1e-9)
         self._seconds, self._lap = 0.0, now
         return share
+
+    def share_after_first(self) -> float:
+        """The share of time spent waiting since the first item came, 0 to 1."""
+        now = time.perf_counter()
+        return self._seconds_after_first / max(now - (self._first or now), 1e-9)

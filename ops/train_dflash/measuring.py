@@ -151,7 +151,7 @@ class Measuring:
         """The tally of the split val; None if the features have no such split, or no anchor in it."""
         if not len(self.setup.val.reader):
             return None
-        tally = measure(self.setup.engine, self.setup.val, self.config.buffer_batches)
+        tally = measure(self.setup.engine, self.setup.val, self.setup.val.ready(self.config.buffer_batches))
         return tally if tally[WEIGHT] else None
 
     def _averaged(self) -> AbstractContextManager[None]:

@@ -2,7 +2,8 @@
 
 Labels and lengths come from the token shards, so anchors, order and dealing are those of a training on stored features.
 The states of a micro-batch are computed just before it is prepared (`Capture.take`), by forward passes over whole
-samples in batches by token budget, and stay on the device until then; nothing is written. A sequence-parallel rank
+samples in batches by token budget, and stay on the device until then; nothing is written. Or the workers of a pool
+compute them ahead, see capture_pool.py. A sequence-parallel rank
 runs the samples of its slice, so a sample on the border of two slices is run by both. If the loss needs final hidden
 states, it runs every sample of the micro-batch: its blocks are dealt from all of them.
 
@@ -81,8 +82,8 @@ class RowStates:
     """The states of several samples, in order: features [R, F] of the requested rows, final_hidden [L, M] of all
     tokens.
 
-    final_hidden may be None. They are on the device that computed them, or on the CPU if another rank did. errors: of
-    float8, see `RoundingError`, at each layer and then of final_hidden; () in another dtype.
+    final_hidden may be None. They are on the device that computed them, or on the CPU if another process did. errors:
+    of float8, see `RoundingError`, at each layer and then of final_hidden; () in another dtype.
     """
 
     features: StoredStates
@@ -90,18 +91,24 @@ class RowStates:
     errors: tuple[float, ...] = ()
 
 
-Take = Callable[[str, Sequence[Rows]], RowStates]
+# Requests the states of a micro-batch's rows of a split; what it returns waits for them.
+Ask = Callable[[str, Sequence[Rows]], Callable[[], RowStates]]
 
 
-def measured(take: Take, errors: MeanErrors) -> Take:
-    """The same `take`, which adds the errors of float8 to `errors`."""
+def measured(ask: Ask, errors: MeanErrors) -> Ask:
+    """The same `ask`, whose states add their errors of float8 to `errors`."""
 
-    def take_and_add(split: str, rows: Sequence[Rows]) -> RowStates:
-        states = take(split, rows)
-        errors.add(len(states.features), states.errors)
+    def ask_and_add(split: str, rows: Sequence[Rows]) -> Callable[[], RowStates]:
+        asked = ask(split, rows)
+
+        def states() -> RowStates:
+            found = asked()
+            errors.add(len(found.features), found.errors)
+            return found
+
         return states
 
-    return take_and_add
+    return ask_and_add
 
 
 class Capture:
@@ -132,6 +139,10 @@ class Capture:
         """
         with self._one_at_a_time:
             yield self._target
+
+    def ask(self, split: str, rows: Sequence[Rows]) -> Callable[[], RowStates]:
+        """A request that captures only when it is called: this rank computes, so asking ahead gains nothing."""
+        return partial(self.take, split, rows)
 
     def take(self, split: str, rows: Sequence[Rows]) -> RowStates:
         """Capture the states of these rows. Raises DataError for states that are not finite."""
@@ -198,20 +209,21 @@ class CapturedStates:
 
 @frozen(eq=False)
 class OnlineSource:
-    """Captures the rows of one split that a micro-batch needs, by `Capture.take` or by other ranks."""
+    """Requests the rows of one split that a micro-batch needs, of `Capture` or of a pool."""
 
-    take: Take
+    request: Ask
     reader: OnlineReader
     split: str
 
-    def states(self, rows: Sequence[Rows]) -> CapturedStates:
-        """Capture the states of these rows.
+    def ask(self, rows: Sequence[Rows]) -> Callable[[], CapturedStates]:
+        """Request the states of these rows; what it returns waits for them.
 
         Without `final_hidden`, only samples with a row are run. With it all of them are, because the blocks of a
         sequence-parallel rank come from all samples.
         """
         wanted = [row for row in rows if row.first < row.last or self.reader.info["final_hidden"]]
         if not wanted:
-            return CapturedStates(self.reader.width)
+            return partial(CapturedStates, self.reader.width)
         lengths = [self.reader.lengths[row.index] for row in wanted]
-        return CapturedStates.cut(self.take(self.split, wanted), wanted, lengths, self.reader.width)
+        asked = self.request(self.split, wanted)
+        return lambda: CapturedStates.cut(asked(), wanted, lengths, self.reader.width)

@@ -155,6 +155,7 @@ PHASE = validators.and_(validators.ge(0), validators.lt(1), _phases)
     key_libraries=("torch", "transformers"),
     resumable=True,
     sequence_parallel=True,
+    pool=True,
     gpu=True,
 )
 @frozen(kw_only=True)
@@ -334,12 +335,6 @@ class TrainDflash:
         neutral=True,
         help='with launch.sp_degree > 1: "ulysses", "gather", or "auto" for the one that sends fewer bytes',
     )
-    capture_ranks: int = field(
-        default=0,
-        validator=validators.and_(validators.ge(0), ONLINE_ONLY),
-        neutral=True,
-        help="online: number of ranks, the last of the launch, that capture for the others; 0: every rank for itself",
-    )
     capture_batch_tokens: int = field(
         default=8192,
         validator=validators.and_(validators.ge(1), ONLINE_ONLY),
@@ -350,7 +345,8 @@ class TrainDflash:
         default=2,
         validator=validators.ge(1),
         neutral=True,
-        help="maximum number of prepared micro-batches; one more is being read or captured",
+        help="maximum number of prepared micro-batches; one more is being read or captured. With launch.pool: of "
+        "requested ones; twice the workers of each data-parallel row keep all of them busy",
     )
     checkpoint_every: int = field(default=50, validator=validators.ge(1), neutral=True, help="steps")
     keep_checkpoints: int = field(
@@ -436,15 +432,7 @@ class TrainDflash:
 
     @staticmethod
     def launch_mistakes(values: Mapping[str, Any], launch: Mapping[str, Any]) -> dict[str, str]:
-        """Mistakes between config and launch: ranks must be left to train, in whole groups of sp_degree."""
-        captures, ranks = values.get("capture_ranks", 0), launch.get("nproc", 1)
-        left, sp_degree = ranks - captures, launch.get("sp_degree", 1)
-        if captures and launch.get("hosts", 1) > 1:
-            return {"capture_ranks": "ranks that capture for others need the same machine; leave hosts at 1"}
-        if captures and left < 1:
-            message = f"{captures} of {ranks} ranks leave none to train; set nproc of the launch to at least "
-            return {"capture_ranks": f"{message}{captures + 1}"}
-        if captures and left % sp_degree:
-            message = f"{captures} of {ranks} ranks leave {left} to train, no multiple of sp_degree = {sp_degree}"
-            return {"capture_ranks": f"{message}; set capture_ranks to a multiple of it"}
+        """Mistakes between config and launch: stored features need no pool."""
+        if launch.get("pool") is not None and values.get("capture", "stored") != "online":
+            return {"launch.pool": 'a pool captures features online: set capture = "online", or leave pool out'}
         return {}

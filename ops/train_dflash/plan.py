@@ -34,6 +34,7 @@ from ops.train_dflash.op import PAUSE, TrainDflash
 from ops.train_dflash.shape import expected_shape
 
 STEPS = 8  # of a trial
+UNITS_OF_WORKER = 3  # one that is computed and capture_worker.FINISHED that are sent
 
 threads = threads_of_drafting
 
@@ -62,7 +63,7 @@ def estimate(config: TrainDflash, context: PlanContext) -> Estimate:
     online = config.capture == "online"
     layers = len(config.target_layer_ids or ()) or config.capture_layers
     shape = expected_shape(config, target.config, features)
-    ranks = launch.world_size - config.capture_ranks
+    ranks = launch.world_size
     plan: StepsForecast | None = context.inputs["batches"]
     check_degree(
         world_size=ranks,
@@ -78,19 +79,30 @@ def estimate(config: TrainDflash, context: PlanContext) -> Estimate:
     read = tokens or (None if features is None else features.tokens)
     longest = 0 if read is None else read.longest
     per_pass = step_memory(config, shape, launch.sp_degree, ranks, longest)
+    weights = target.sizes.parameters * ITEM_SIZES[dtype]
+    notes = []
     if online:
         of_target = target_pass(target.sizes.text, config.capture_dtype, longest, config.capture_batch_tokens, layers)
-        per_pass["the target's pass"] = sum(of_target.values())
+        notes.append(_not_stored(config, target, tokens, layers, context.free_disk))
+        if launch.pool is None:
+            per_pass["the target's pass"] = sum(of_target.values())
+        else:
+            unit = max(longest, config.micro_batch_tokens) * _state_bytes(config, target, layers)
+            notes.append(
+                f"pool: each of {launch.pool.workers} workers needs {shown_bytes(weights)} for the target, "
+                f"{shown_bytes(sum(of_target.values()))} for a pass, and {shown_bytes(UNITS_OF_WORKER * unit)} for the "
+                f"features of {UNITS_OF_WORKER} micro-batches; a rank receives {shown_bytes(unit)} for each"
+            )
     if config.measures_tau:
         memory["draft that decodes"] = draft_parameters(shape) * ITEM_SIZES[config.dtype]
-    if config.measures_tau or (online and not config.capture_ranks):
-        memory["target"] = target.sizes.parameters * ITEM_SIZES[dtype]
+    if config.measures_tau or (online and launch.pool is None):
+        memory["target"] = weights
     return Estimate(
         memory=memory,
         per_pass=per_pass,
         disk=_disk(config, shape),
         less_disk="lower keep_checkpoints" if config.keep_checkpoints > 1 else "",
-        notes=(_not_stored(config, target, tokens, layers, context.free_disk),) if online else (),
+        notes=tuple(notes),
         growth=_growth(config, context),
         forecast=made
         or DraftForecast(
@@ -166,12 +178,17 @@ def _most_checkpoints(config: TrainDflash) -> int:
     return min(most, (config.max_steps - 1) // every)
 
 
+def _state_bytes(config: TrainDflash, target: TargetForecast, layers: int) -> int:
+    """The bytes of a token's features."""
+    states = layers + config.needs_teacher
+    return feature_bytes(target.sizes, states, config.capture_dtype, config.feature_dtype)
+
+
 def _not_stored(
     config: TrainDflash, target: TargetForecast, tokens: TokensForecast | None, layers: int, free: int
 ) -> str:
     """A note on the size of the features that online capture does not store."""
-    states = layers + config.needs_teacher
-    per_token = feature_bytes(target.sizes, states, config.capture_dtype, config.feature_dtype)
+    per_token = _state_bytes(config, target, layers)
     count = tokens.count(("train", "val")) if tokens is not None else None
     if count is None:
         return f"online: no features are stored; they would need {shown_bytes(per_token * 1e6)} per million tokens"

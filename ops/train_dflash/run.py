@@ -1,6 +1,6 @@
 """Train a DFlash draft on the target's features, from its inputs to the draft's checkpoint.
 
-Features are stored, or captured during training by the same ranks or others: see online.py, capture_ranks.py.
+Features are stored, or captured during training by the same ranks (online.py) or by a pool (capture_pool.py).
 Measurements on the split val may select the step whose weights are exported: measuring.py. A training may end early and
 be continued by another one: pause.py.
 
@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from attrs import Factory, define
+from attrs import Factory, define, frozen
 from torch import Tensor
 
 from dsl.errors import DataError, StopRequested
@@ -33,12 +33,13 @@ from ops.lib.training.nonfinite import SKIPPED, NonFinite
 from ops.lib.training.optimizer import gradient_norm, learning_rate, limit_gradients, make_optimizer, set_rate
 from ops.lib.training.weights import Ema
 from ops.train_dflash.answers import write_answers
-from ops.train_dflash.capture_ranks import CaptureRanks, TrainingStage, answer_requests
+from ops.train_dflash.capture_pool import CapturePool, agreement
+from ops.train_dflash.capture_worker import serve
 from ops.train_dflash.engine import Setup, set_up
 from ops.train_dflash.hardware import Stopwatch, matmul_peak, peak_memory
 from ops.train_dflash.inputs import Inputs, open_inputs
 from ops.train_dflash.measuring import Lend, Measuring, row_of
-from ops.train_dflash.online import Capture, Take, describe_features, measured
+from ops.train_dflash.online import Ask, Capture, describe_features, measured
 from ops.train_dflash.op import TrainDflash
 from ops.train_dflash.pause import keep_state, take_over
 from ops.train_dflash.prefetch import Prefetch
@@ -62,52 +63,70 @@ def train_dflash(config: TrainDflash, stage: Stage) -> None:
     """Train over the plan of batches and write a DraftCheckpoint; resumes from the newest checkpoint in work_dir.
 
     Over several ranks every step's samples are dealt over the dp ranks and each sample's context and blocks over the sp
-    ranks, which changes results only by rounding; the last `capture_ranks` ranks do not train, and capture for the
-    others. Raises DataError for inputs that do not belong together and for losses that stay non-finite, ConfigError for
+    ranks, which changes results only by rounding; a worker of the pool does not train, but captures for the ranks.
+    Raises DataError for inputs that do not belong together and for losses that stay non-finite, ConfigError for
     a mesh that does not fit, and StopRequested after saving when the stage is asked to stop.
     """
-    training = TrainingStage(stage, stage.world_size - config.capture_ranks)
-    if stage.rank >= training.world_size:
+    if stage.pool is not None and stage.pool.worker is not None:
         captured = describe_features(config, stage.inputs["tokens"], stage.inputs["target"])
-        answer_requests(_capture(config, stage, captured).take, stage, training)
+        facts = agreement(stage, captured, config.capture_batch_tokens)
+        serve(_capture(config, stage, captured).take, stage, stage.pool, facts, rank_group.device_of(stage))
         return
-    with rank_group.joined(training):
-        inputs = open_inputs(config, training)
+    with rank_group.joined(stage):
+        inputs = open_inputs(config, stage)
         rounding = MeanErrors(inputs.captured["target_layer_ids"])
-        with _capturing(config, training, inputs) as (take, lend):
-            take = take and measured(take, rounding)
-            _train(config, training, inputs, set_up(config, training, inputs, take), lend, rounding)
+        with _capturing(config, stage, inputs) as source:
+            ask = source.ask and measured(source.ask, rounding)
+            ahead = 0 if source.pool is None else config.buffer_batches - 1
+            _train(config, stage, inputs, set_up(config, stage, inputs, ask, ahead), source, rounding)
 
 
 def _train(
-    config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, lend: Lend | None, rounding: MeanErrors
+    config: TrainDflash, stage: Stage, inputs: Inputs, setup: Setup, source: _Source, rounding: MeanErrors
 ) -> None:
     with Checkpoints(
         stage.work_dir, identity(config, stage, inputs), rank=stage.rank, keep=config.keep_checkpoints, info=stage.info
     ) as checkpoints:
-        training = _Training.start(config, stage, inputs, setup, checkpoints, lend, rounding)
+        training = _Training.start(config, stage, inputs, setup, checkpoints, source, rounding)
         training.run()
         training.finish()
 
 
+@frozen
+class _Source:
+    """A rank's source of online features, None for stored ones. lend: lends the target, if this rank has it."""
+
+    ask: Ask | None = None
+    lend: Lend | None = None
+    pool: CapturePool | None = None
+
+
 @contextmanager
-def _capturing(config: TrainDflash, stage: TrainingStage, inputs: Inputs) -> Iterator[tuple[Take | None, Lend | None]]:
-    """Open this rank's source of online features, and the way to lend its target; None, None for stored features."""
+def _capturing(config: TrainDflash, stage: Stage, inputs: Inputs) -> Iterator[_Source]:
+    """Open this rank's source of online features."""
     if config.capture == "stored":
-        yield None, None
+        yield _Source()
         return
     lengths = {"train": inputs.train.lengths, "val": inputs.val.lengths}
     tokens = sum(map(sum, lengths.values()))
     states = len(inputs.captured["target_layer_ids"]) + inputs.captured["final_hidden"]
     size = tokens * states * state_bytes(inputs.captured["hidden_size"], config.capture_dtype, config.feature_dtype)
-    who = f"{config.capture_ranks} separate ranks" if config.capture_ranks else "the training ranks"
+    pool = stage.pool
+    who = "the training ranks" if pool is None else f"a pool of {pool.workers} worker{'s' * (pool.workers != 1)}"
     stage.info(f"online: {size / 1e9:.2f} GB of features are captured on the fly by {who} and not stored")
-    if config.capture_ranks:
-        with CaptureRanks.connect(stage, inputs.captured, lengths) as capture_ranks:
-            yield capture_ranks.take, None
-    else:
+    if pool is None:
         capture = _capture(config, stage, inputs.captured)
-        yield capture.take, capture.lend
+        yield _Source(capture.ask, capture.lend)
+        return
+    rows = stage.world_size // stage.sp_degree
+    if config.buffer_batches * rows < pool.workers:
+        stage.warn(
+            f"buffer_batches = {config.buffer_batches} keeps at most {config.buffer_batches * rows} of {pool.workers} "
+            f"pool workers busy: set it to {-(-2 * pool.workers // rows)}, or use fewer workers"
+        )
+    facts = agreement(stage, inputs.captured, config.capture_batch_tokens)
+    with CapturePool(stage, pool, inputs.captured, lengths, facts) as capture_pool:
+        yield _Source(capture_pool.ask, pool=capture_pool)
 
 
 def _capture(config: TrainDflash, stage: Stage, captured: Mapping[str, Any]) -> Capture:
@@ -129,6 +148,7 @@ class _Training:
     state: TrainState
     measuring: Measuring
     nonfinite: NonFinite
+    pool: CapturePool | None
     rounding: MeanErrors
     first_step: int
     logged_step: int
@@ -145,7 +165,7 @@ class _Training:
         inputs: Inputs,
         setup: Setup,
         checkpoints: Checkpoints,
-        lend: Lend | None,
+        source: _Source,
         rounding: MeanErrors,
     ) -> _Training:
         model = setup.engine.model
@@ -163,11 +183,22 @@ class _Training:
             raise DataError(f"pause_after = {config.pause_after}: the training has only {total} steps; lower it")
         take_over(stage)
         checkpoints.resume(state, total, every, started_before=stage.started_before)
-        measuring = Measuring.open(config, stage, inputs, setup, state, lend)
+        measuring = Measuring.open(config, stage, inputs, setup, state, source.lend)
         nonfinite = NonFinite(config.max_nonfinite, stage.work_dir, state.counters)
         step = state.step
         return cls(
-            config, stage, inputs, setup, checkpoints, state, measuring, nonfinite, rounding, step, logged_step=step
+            config,
+            stage,
+            inputs,
+            setup,
+            checkpoints,
+            state,
+            measuring,
+            nonfinite,
+            source.pool,
+            rounding,
+            step,
+            logged_step=step,
         )
 
     @property
@@ -184,7 +215,7 @@ class _Training:
         """Train all remaining steps."""
         planned = self.inputs.steps[self.state.step : self.end]
         steps = self.setup.train.steps(planned, self.config.seed or 0)
-        with Prefetch(steps, self.config.buffer_batches, Prepared.size) as prepared:
+        with Prefetch(steps, self.setup.train.ready(self.config.buffer_batches), Prepared.size) as prepared:
             stream = self.waiting.over(prepared)
             self.stage.progress(self.state.step, self.end)
             while self.state.step < self.end:
@@ -262,6 +293,8 @@ class _Training:
             return
         if warning is not None:
             self.stage.warn(warning)
+        if self.pool is not None and self.step_seconds:
+            self.stage.info(self.pool.balance(self.waiting.share_after_first()))
         if self.config.select != "last":
             self.measuring.log_selected(selected)
         write_result(self.config, self.stage, self.inputs, self.state, weights, selected)
@@ -311,6 +344,7 @@ class _Training:
             "train/wait_share": self.waiting.share(),
             "train/memory_gigabytes": peak_memory(place.device) / 1e9,
             **self.rounding.metrics("train"),
+            **({} if self.pool is None else self.pool.metrics()),
         }
         for name, means in slot_means(tally, found).items():
             values |= {f"train/{name}_slot_{slot:02d}": mean for slot, mean in enumerate(means, start=1)}

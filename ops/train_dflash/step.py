@@ -10,8 +10,10 @@ What is counted stays on the device until the step is done.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import TypeVar
 
 from attrs import frozen
 from torch import Tensor
@@ -44,6 +46,7 @@ from ops.train_dflash.staging import Transfer
 from ops.train_dflash.tally import ANCHORLESS, ANCHORS, FLOPS, LOSS, TOKENS, WEIGHT, count_slots, new_tally
 
 VAL_SEED, VAL_EPOCH = 0, -1
+T = TypeVar("T")
 
 
 @frozen(eq=False)
@@ -83,12 +86,14 @@ class Prepared:
 class Stream:
     """A stream of micro-batches of planned steps for one rank; it uses no weights, and does not communicate.
 
-    reader: the samples of the split. states: returns the features of a micro-batch's rows when it is prepared.
-    transfer: moves it to the device; each stream has its own, as two streams may be read at the same time.
+    reader: the samples of the split. states: requests the features of a micro-batch's rows, `ahead` micro-batches
+    before it is prepared; what it returns waits for them. transfer: moves it to the device; each stream has its own, as
+    two streams may be read at the same time.
     """
 
     reader: Labels
-    states: Callable[[Sequence[Rows]], States]
+    states: Callable[[Sequence[Rows]], Callable[[], States]]
+    ahead: int
     draft: DraftConfig
     weights_K: Tensor
     num_anchors: int
@@ -100,12 +105,16 @@ class Stream:
 
     def steps(self, planned: Iterable[PlannedStep], seed: int) -> Iterator[Prepared]:
         """The micro-batches of the steps, in order; every step has at least one."""
-        for step in planned:
-            yield from self._step(step, seed)
+        requested = (each for step in planned for each in self._step(step, seed))
+        return (prepare() for prepare in _ahead(requested, self.ahead))
 
     def split(self) -> Iterator[Prepared]:
         """The micro-batches of all samples, as one step; its anchors are equal in every measurement and run."""
         return self.steps([PlannedStep(VAL_EPOCH, tuple(range(len(self.reader))))], VAL_SEED)
+
+    def ready(self, most: int) -> int:
+        """How many prepared micro-batches may wait, so that with the requested ones there are `most` of them."""
+        return max(1, most - self.ahead)
 
     def drawn(self, step: PlannedStep, seed: int) -> list[Drawn]:
         """All samples of a step, with their anchors."""
@@ -125,7 +134,8 @@ class Stream:
         lengths = [padded_length(sample.length, self.pad_multiple) for sample in own]
         return [[own[place] for place in places] for places in micro_batches(lengths, self.micro_batch_tokens)]
 
-    def _step(self, step: PlannedStep, seed: int) -> Iterator[Prepared]:
+    def _step(self, step: PlannedStep, seed: int) -> Iterator[Callable[[], Prepared]]:
+        """Request the features of a step's micro-batches; what it yields prepares one."""
         drawn = self.drawn(step, seed)
         total = sum(denominator(self.loss, sample.weights_AK) for sample in drawn)
         counts = (
@@ -137,22 +147,33 @@ class Stream:
         if self.place.dp_rank or self.place.sp_rank:
             counts = nothing
         if total == 0:
-            yield Prepared(None, None, total, 0.0, 0, *counts, last=True)
+            yield partial(Prepared, None, None, total, 0.0, 0, *counts, last=True)
             return
         own = self.batches(drawn, self.place.dp_rank) or [[]]
         for number, samples in enumerate(own):
-            packed = self._pack(samples)
-            batch, arrival = packed.send(self.transfer)
-            weight = denominator(self.loss, packed.weights_NK)
-            anchors = int((packed.weights_NK.sum(dim=1) > 0).sum())
+            states = self.states(needed(samples, self.place)) if samples else None
             rest = nothing if number else counts
-            yield Prepared(batch, arrival, total, weight, anchors, *rest, last=number == len(own) - 1)
+            yield partial(self._prepared, samples, states, total, rest, last=number == len(own) - 1)
 
-    def _pack(self, samples: Sequence[Drawn]) -> Packed:
+    def _prepared(
+        self,
+        samples: Sequence[Drawn],
+        states: Callable[[], States] | None,
+        total: float,
+        counts: tuple[int, int, float],
+        *,
+        last: bool,
+    ) -> Prepared:
+        packed = self._pack(samples, states)
+        batch, arrival = packed.send(self.transfer)
+        weight = denominator(self.loss, packed.weights_NK)
+        anchors = int((packed.weights_NK.sum(dim=1) > 0).sum())
+        return Prepared(batch, arrival, total, weight, anchors, *counts, last=last)
+
+    def _pack(self, samples: Sequence[Drawn], states: Callable[[], States] | None) -> Packed:
         taught = self.loss.needs_teacher
-        if samples:
-            states = self.states(needed(samples, self.place))
-            return pack(states, samples, self.place, with_teacher=taught)
+        if states is not None:
+            return pack(states(), samples, self.place, with_teacher=taught)
         teacher = self.draft.hidden_size if taught else 0
         return idle_batch(self.draft.block_size, self.reader.width, self.place, teacher=teacher)
 
@@ -168,6 +189,16 @@ class Stream:
             int((sample.weights_AK > 0).sum()),
             with_teacher=self.loss.needs_teacher,
         )
+
+
+def _ahead(items: Iterable[T], count: int) -> Iterator[T]:
+    """The items, each when `count` further ones have been made or there are no more."""
+    made: deque[T] = deque()
+    for item in items:
+        made.append(item)
+        if len(made) > count:
+            yield made.popleft()
+    yield from made
 
 
 def train_step(engine: Engine, prepared: Iterator[Prepared], world_size: int) -> Tensor:

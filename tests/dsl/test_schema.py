@@ -134,7 +134,7 @@ WRONG = {
     "node.b.processor": ["node.b.processor = 'builtin:tiny-qwen3-vl'"],
     "node.d": [
         *(f"node.d.features = '@c', {field}" for field in ("capture_layers = 4", "target_layer_ids = [1]")),
-        *(f"node.d.features = '@c', {field}" for field in ("capture_dtype = 'bfloat16'", "capture_ranks = 1")),
+        *(f"node.d.features = '@c', {field}" for field in ("capture_dtype = 'bfloat16'", "capture_batch_tokens = 9")),
         *("node.d.features = '@c', sliding_window = 8", "node.d.features = '@c', sliding_layers = [0]"),
         "node.d.features = '@c', eval_every = 1, eval_prompts = 4",
         "node.d.features = '@c', tokens = '@b', eval_new_tokens = 4",
@@ -192,7 +192,7 @@ def test_what_a_check_of_its_own_refuses_the_schema_refuses_too(
         *('node.s.features = "@c"', 'node.s.tokens = "@b"'),
         "node.d.features = '@c', capture_layers = 5, capture_dtype = 'float32'",
         "node.d.features = '@c', sliding_window = 8, sliding_layers = [0]",
-        "node.d.tokens = '@b', capture = 'online', target_layer_ids = [1], capture_layers = 5, capture_ranks = 0",
+        "node.d.tokens = '@b', capture = 'online', target_layer_ids = [1], capture_layers = 5",
         "node.d.features = '@c', tokens = '@b', eval_every = 5, eval_prompts = 2",
         "node.d.tokens = '@b', capture = '${env:DFLOW_HOW}', capture_layers = 3",
         "node.d.features = '@c', capture_layers = '${d.block_size}', block_size = 5",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dsl.op import Artifact
+from dsl.stage import PoolRendezvous
 
 A = TypeVar("A", bound=Artifact)
 
@@ -34,6 +35,7 @@ class FakeStage:
         stop_after: int | None = None,
         worker: int = 0,
         workers: int = 1,
+        pool: PoolRendezvous | None = None,
         started_before: bool = False,
     ) -> None:
         self.inputs: Mapping[str, Any] = dict(inputs or {})
@@ -47,6 +49,7 @@ class FakeStage:
         self.sp_degree = sp_degree
         self.worker = worker
         self.workers = workers
+        self.pool = pool
         self.started_before = started_before
         self.shared_dir = folder / "shared"
         self.shared_dir.mkdir(exist_ok=True)

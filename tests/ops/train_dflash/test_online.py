@@ -74,9 +74,12 @@ class Counted:
         self.samples = 0
         self._capture = Capture(inputs["tokens"], inputs["target"], info, CPU, batch_tokens=4096)
 
-    def take(self, split, rows):
-        self.samples += len(rows)
-        return self._capture.take(split, rows)
+    def ask(self, split, rows):
+        def take():
+            self.samples += len(rows)
+            return self._capture.take(split, rows)
+
+        return take
 
 
 def config_of(inputs, **changes):
@@ -243,7 +246,7 @@ def test_no_more_than_the_buffer_is_captured_ahead_of_the_training(online, tmp_p
     stage = FakeStage(tmp_path, online)
     inputs = open_inputs(config, stage)
     capture = Counted(online, inputs.captured)
-    stream = set_up(config, stage, inputs, capture.take).train
+    stream = set_up(config, stage, inputs, capture.ask).train
     sizes = [len(batch) for step in inputs.steps[:6] for batch in stream.batches(stream.drawn(step, 0), 0)]
     with Prefetch(stream.steps(inputs.steps[:6], 0), config.buffer_batches) as prepared:
         for taken in range(4):
@@ -256,19 +259,42 @@ def test_no_more_than_the_buffer_is_captured_ahead_of_the_training(online, tmp_p
             next(prepared)
 
 
+@pytest.mark.parametrize("buffer_batches", [1, 4])
+def test_no_more_than_the_buffer_is_requested_of_a_pool_ahead_of_the_training(online, tmp_path, buffer_batches):
+    config = config_of(online, micro_batch_tokens=128, buffer_batches=buffer_batches)
+    stage = FakeStage(tmp_path, online)
+    inputs = open_inputs(config, stage)
+    capture = Counted(online, inputs.captured)
+    asked = []
+
+    def ask(split, rows):
+        asked.append(rows)
+        return capture.ask(split, rows)
+
+    stream = set_up(config, stage, inputs, ask, ahead=buffer_batches - 1).train
+    with Prefetch(stream.steps(inputs.steps[:6], 0), stream.ready(buffer_batches)) as prepared:
+        for taken in range(4):
+            deadline = time.monotonic() + 20
+            while len(asked) < taken + buffer_batches + 1 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.1)
+            assert taken + buffer_batches + 1 == len(asked)
+            next(prepared)
+
+
 def test_a_sequence_parallel_rank_runs_the_samples_that_its_slice_touches(online, features, tmp_path):
     config = config_of(online)
     stage = FakeStage(tmp_path, online)
     inputs = open_inputs(config, stage)
     capture = Counted(online, inputs.captured)
-    stream = set_up(config, stage, inputs, capture.take).train
+    stream = set_up(config, stage, inputs, capture.ask).train
     drawn = [one for one in stream.drawn(inputs.steps[0], 0) if len(one.anchors_A)]
-    source, reader = OnlineSource(capture.take, inputs.train, "train"), FeatureReader(features, "train")
+    source, reader = OnlineSource(capture.ask, inputs.train, "train"), FeatureReader(features, "train")
     total = 0
     for rank in range(4):
         place = Place(dp_rank=0, dp_size=1, sp_rank=rank, sp_degree=4, device=CPU, dtype=torch.float32)
         rows = needed(drawn, place)
-        states = source.states(rows)
+        states = source.ask(rows)()
         for row in rows:
             if row.first < row.last:
                 expected = reader.features(row.index, row.first, row.last)

@@ -49,14 +49,12 @@ tokens = "@tokenize"
             STORED | {"feature_dtype": "float8"},
             "'feature_dtype' needs capture = \"online\"; capture_targets decides it",
         ),
-        (STORED | {"capture_ranks": 1}, "'capture_ranks' needs capture"),
         (STORED | {"capture_batch_tokens": 64}, "'capture_batch_tokens' needs capture"),
         (
             ONLINE | {"capture_layers": 3, "target_layer_ids": (1, 2)},
             "'target_layer_ids' and capture_layers: give",
         ),
         (ONLINE | {"target_layer_ids": (2, 1)}, "must be ascending"),
-        (ONLINE | {"capture_ranks": -1}, "capture_ranks: must be >= 0"),
         (ONLINE | {"buffer_batches": 0}, "buffer_batches: must be >= 1"),
     ],
 )
@@ -104,45 +102,20 @@ op = "train_dflash"
 batches = "@shard"
 target = "@target"
 features = "@capture"
-capture_ranks = 2
 capture_dtype = "bfloat16"
+launch = { kind = "ranks", pool = { workers = 2 } }
 """
     )
     with pytest.raises(PipelineError) as caught:
         read_graph(file)
-    assert {"node.shard.features", "node.train.capture", "node.other.capture_ranks", "node.other.capture_dtype"} == {
+    assert {"node.shard.features", "node.train.capture", "node.other.launch.pool", "node.other.capture_dtype"} == {
         mistake.path for mistake in caught.value.mistakes
     }
 
 
-@pytest.mark.parametrize(
-    ("launch", "message"),
-    [
-        ({"nproc": 2}, "2 of 2 ranks leave none to train; set nproc of the launch to at least 3"),
-        (
-            {"nproc": 6, "sp_degree": 3},
-            "2 of 6 ranks leave 4 to train, no multiple of sp_degree = 3; set capture_ranks to a multiple of it",
-        ),
-        ({"nproc": 6, "sp_degree": 2}, None),
-        ({"nproc": 6, "hosts": 2}, "ranks that capture for others need the same machine; leave hosts at 1"),
-    ],
-)
-def test_ranks_that_capture_are_checked_against_the_launch(launch, message):
-    told = TrainDflash.launch_mistakes({"capture_ranks": 2}, launch)
-    assert told == ({"capture_ranks": message} if message else {})
-    assert TrainDflash.launch_mistakes({}, launch) == {}
-
-
-@pytest.mark.parametrize(
-    ("launch", "message"),
-    [
-        ('kind = "ranks", nproc = 2', "2 of 2 ranks leave none to train; "),
-        ('kind = "ranks", nproc = 6, sp_degree = 3', "2 of 6 ranks leave 4 to train, no multiple of sp_degree = 3; "),
-        ('kind = "ranks", nproc = 6, sp_degree = 2', None),
-        ('kind = "ray", nproc = 6, hosts = 2', "ranks that capture for others need the same machine; "),
-    ],
-)
-def test_ranks_that_do_not_suffice_are_refused_before_any_of_them_starts(tmp_path, launch, message):
+@pytest.mark.parametrize("places", [("capture_ranks = 2", ""), ("", ", pool = { workers = 2 }")])
+def test_a_pool_is_accepted_and_a_file_of_its_old_spelling_is_refused_with_the_new_one(tmp_path, places):
+    field, pool = places
     file = tmp_path / "pipeline.toml"
     file.write_text(f"""{TO_THE_TARGET}
 [node.shard]
@@ -155,13 +128,15 @@ batches = "@shard"
 target = "@target"
 tokens = "@tokenize"
 capture = "online"
-capture_ranks = 2
-launch = {{ {launch} }}
+{field}
+launch = {{ kind = "ranks", nproc = 6{pool} }}
 """)
-    try:
+    if pool:
+        assert 2 == read_graph(file).nodes["train"].launch.pool.workers
+        return
+    with pytest.raises(PipelineError) as caught:
         read_graph(file)
-        told = {}
-    except PipelineError as error:
-        told = {each.path: each.what for each in error.mistakes}
-    assert ["node.train.capture_ranks"] * bool(message) == list(told), told
-    assert told.get("node.train.capture_ranks", "").startswith(message or "")
+    [mistake] = caught.value.mistakes
+    assert "node.train.capture_ranks" == mistake.path
+    assert "launch.pool" in str(mistake)
+    assert "nproc = 6, pool = { workers = 2 }" in str(mistake)
