@@ -44,9 +44,10 @@ from ops.tokenize_chat.contexts import (
     Served,
     check_calls,
     check_documents,
-    check_tools,
+    check_shown,
     serve,
     serve_prompt,
+    whole_prompt,
 )
 from ops.tokenize_chat.habits import Habits, Results, around_turns, probe, probe_results
 from ops.tokenize_chat.kinds import TokenKinds
@@ -333,7 +334,7 @@ class ChatEncoder:
     def _rendered(self, messages: Messages, tools: Tools, documents: Documents) -> Renderings[Rendered]:
         self._check(messages, tools, documents)
         rendered = yield from render_answers(self.template.has_marks, messages, self.last_only, tools)
-        check_tools(tools, rendered.text[: rendered.prompt_end], messages)
+        yield from check_shown(messages[:-1], tools)
         check_documents(documents, rendered.text[: rendered.prompt_end], messages[:-1])
         return rendered
 
@@ -428,8 +429,7 @@ class ChatEncoder:
         """The same, with its text and without an answer. Raises as `encode`."""
         self.template.check(messages, tools, documents)
         self._check_results(messages)
-        text = self.template.render(messages, True, sample_id, tools, documents)
-        check_tools(tools, text, messages)
+        text = self.template.finish(whole_prompt(messages, tools), sample_id, documents)
         check_documents(documents, text, messages)
         _check_characters(text)
         return self._prompt(messages, Rendered(text, len(text), ()))

@@ -48,6 +48,7 @@ from ops.tokenize_chat.template import (
     NOT_CLOSED,
     OTHER_ORDER,
     OTHER_THOUGHT,
+    RESULTS_NOT_SHOWN,
     SPECIAL_IN_TEXT,
     TOOLS_NOT_SHOWN,
     texts_of,
@@ -60,6 +61,7 @@ REMEDIES = {
     OTHER_THOUGHT: 'let regenerate_answers answer them (answers = "target"); or set enable_thinking as most answers of '
     "the data are: dropped.csv says of each what it needs",
     TOOLS_NOT_SHOWN: "use a template with tools (chat_template, that of load_target with a target), or remove them",
+    RESULTS_NOT_SHOWN: "use a template with results of tools (chat_template), or remove these conversations",
     DOCUMENTS_NOT_SHOWN: "use a template with documents (chat_template), or write them into the user's turn",
     IMAGES_NOT_SHOWN: "use a template that shows them (chat_template), or remove these images",
     OTHER_ORDER: "list results in the order of their calls",
@@ -79,8 +81,9 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     Rows are read three times, once for each split, and never kept: only one shard and the threads' rows are in memory,
     or one piece.
     Drop reasons: "no answer", "special token in the text", "refused by the chat template", "answer begins inside a
-    token", "reasoning does not fit the generation prompt", "tools not shown by the chat template", "documents not shown
-    by the chat template", "images of tool results not shown by the chat template",
+    token", "reasoning does not fit the generation prompt", "tools not shown by the chat template", "tool results
+    not shown by the chat template", "documents not shown by the chat template",
+    "images of tool results not shown by the chat template",
     "images of tool results in another order than their calls", "image undecodable", "image refused by the processor",
     "longer than max_length" (never cut inside an answer), "fewer than min_loss_tokens", and the MISFITS of template.py.
     Raises DataError for a processor that does not fit the samples, for a template that fits none of them, for more
