@@ -80,6 +80,7 @@ class RawSample:
     noted   what else the row has that is counted, such as what is left out, and why
     opening of a request to a server: a digest of the turns up to the user's first (`opening_of`); None for other rows
     lacks   of a request that is kept as a prompt: why it has no answer
+    learns_last   whether only the last answer is learnt, as marks of the others say
     """
 
     id: str
@@ -95,6 +96,7 @@ class RawSample:
     noted: tuple[str, ...] = ()
     opening: str | None = None
     lacks: str = ""
+    learns_last: bool = False
 
     @property
     def drawn_by(self) -> str:

@@ -229,7 +229,7 @@ def serve_prompt(habits: Habits, messages: Messages, tools: Tools, keeps_reasoni
 
 
 def whole_prompt(messages: Messages, tools: Tools) -> Renderings[str]:
-    """Render the messages with the generation prompt after them. Raises Unusable if the template loses what is there."""
+    """Render the messages with the generation prompt after them. Raises Unusable as `check_shown` does."""
     (prompt,) = yield [Rendering(messages, prompt=True, tools=tools)]
     yield from check_shown(messages, tools)
     return prompt.text
@@ -444,9 +444,7 @@ def check_shown(messages: Messages, tools: Tools) -> Renderings[None]:
     if not (tools or results):
         return
     marks = [MARK.format("tool", place) for place in range(len(tools))]
-    named = [
-        {**tool, "function": {**tool["function"], "name": mark}} for tool, mark in zip(tools, marks, strict=True)
-    ]
+    named = [{**tool, "function": {**tool["function"], "name": mark}} for tool, mark in zip(tools, marks, strict=True)]
     first = next((turn for turn, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
     before = dict.fromkeys((first, len(messages)))
     shown = yield [Rendering(marked[:end], prompt=True, tools=named) for end in before]
