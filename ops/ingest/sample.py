@@ -18,6 +18,7 @@ class ImagePart:
 
 IMAGE = ImagePart()
 LAST = "last"  # "learnt" of a row of which only the last answer is learnt
+CONVERSATION = "conversation"  # the key of the id of a conversation of which a row is a part
 ASKING = ("user", "tool")  # roles of the turns that an answer follows
 THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokenizers, but part of the text
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from dsl.errors import DataError, StopRequested
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
+from ops.ingest.sample import CONVERSATION
 from ops.lib.data.files import json_line, read_json, read_jsonl, write_json
 from ops.lib.data.ordered_threads import available_cores, in_order
 from ops.lib.data.sample_account import SPLITS, Tally, Unusable
@@ -163,6 +164,7 @@ def write_tokens(
     masked, first, with_tools, contexts = 0, None, 0, ContextCounts()
     free = other_masks(processor, mask)
     unlike = ToolsUnlike(config.tools_as)
+    outcomes = long_enough(outcomes, 0 if config.prompts_only else config.min_loss_tokens)
     for split, of_split in groupby(outcomes, key=lambda pair: pair[0]["split"]):
         for row, outcome in of_split:
             account(row, outcome, tally, trial, writer, preview)
@@ -198,6 +200,26 @@ def write_tokens(
     stage.log({"tokenize/tokens": writer.tokens, "tokenize/loss_tokens": writer.loss_tokens}, step=0)
     if config.contexts == "served":
         contexts.report(stage)
+
+
+def long_enough(outcomes: Iterable[tuple[Row, Outcome]], least: int) -> Iterator[tuple[Row, Outcome]]:
+    """The outcomes, with those of conversations in several rows dropped that have fewer answer tokens in all of them.
+
+    Rows of a conversation follow each other; they are in memory until there are `least` tokens.
+    """
+    for conversation, rows in groupby(outcomes, key=lambda pair: pair[0].get(CONVERSATION)):
+        waiting: list[tuple[Row, Outcome]] = []
+        tokens = 0 if conversation is not None else least
+        for row, outcome in rows:
+            waiting.append((row, outcome))
+            if isinstance(outcome, Tokenized):
+                tokens += sum(int(sample.loss_mask.sum()) for sample in outcome.samples)
+            if tokens >= least:
+                yield from waiting
+                waiting.clear()
+        for row, outcome in waiting:
+            too_few = Unusable(TOO_FEW_LOSS_TOKENS, f"{tokens} of {least} in the conversation {conversation}")
+            yield row, outcome if isinstance(outcome, Unusable) else too_few
 
 
 def other_masks(processor: Processor, mask: int | None) -> Tensor:
