@@ -17,11 +17,29 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from agent_rows import ASK, NAME, SAMPLES, TOOLS, with_template, write_agent_processor
+from agent_rows import (
+    ASK,
+    NAME,
+    SAMPLES,
+    SUNNY,
+    TOOLS,
+    WHY,
+    WHY_SUN,
+    calls,
+    conversation,
+    say,
+    why,
+    with_template,
+    write_agent_processor,
+)
 from agent_templates import calls_of, text_of
+from chat_samples import run_tokenize
+from format_reading import inject, read
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from ops.artifacts import Samples, TokenShards
 from ops.lib.data.sample_account import Unusable
+from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.tokenizer_check import tokenizer_warnings
 from ops.lib.vision.processor import Processor
 from ops.lib.vision.template_kinds import CLOCK, clock_now
@@ -193,6 +211,32 @@ def test_every_sample_is_learnt_as_served_or_dropped_by_name(base, name, thinkin
         if encoder.habits.reasoning is not None:
             reasons = [message.get("reasoning_content", "") for message in answers]
             assert all(reason in shown for reason, shown in zip(reasons, texts, strict=True))
+
+
+@pytest.mark.skipif("qwen3" not in FOUND, reason="not among them")
+def test_a_conversation_of_200_calls_is_one_sample_within_the_default_seconds_for_its_renderings(tmp_path):
+    count = 200
+    chain = [ASK]
+    for place in range(count):
+        chain += [why(calls(f"place {place}"), WHY), say("tool", f"At place {place} there is a house. " * 5)]
+    written = [{**each, "content": text_of(each)} for each in conversation(*chain, why(SUNNY, WHY_SUN))]
+    (tmp_path / "data.jsonl").write_text(json.dumps({"tools": TOOLS, "messages": written}) + "\n")
+    samples = inject(
+        read(tmp_path / "data.jsonl", tmp_path / "ingest", split="train")[0].artifact(Samples), tmp_path / "in"
+    )
+    write_agent_processor(tmp_path / "base")
+    (tmp_path / "base" / "preprocessor_config.json").unlink()  # of texts only, as Qwen3
+    (tmp_path / "template.jinja").write_text(FOUND["qwen3"])
+    stage = run_tokenize(
+        tmp_path / "tokens",
+        samples,
+        processor=str(tmp_path / "base"),
+        chat_template=str(tmp_path / "template.jinja"),
+        contexts="served",
+        max_length=200_000,
+    )
+    [record] = TokenReader(stage.artifact(TokenShards)).records
+    assert count + 1 == len(record["answers"])
 
 
 @pytest.mark.parametrize("name", FOUND)
