@@ -13,7 +13,7 @@ from ops.ingest.op import Ingest
 from ops.ingest.run import ingest
 from ops.inject_images.op import InjectImages
 from ops.inject_images.run import inject_images
-from ops.lib.data.files import read_jsonl, sample_line
+from ops.lib.data.files import read_jsonl, write_jsonl
 from ops.lib.data.token_shards import TokenReader
 from ops.regenerate_answers.op import RegenerateAnswers
 from ops.regenerate_answers.shards import asked_rows
@@ -74,7 +74,7 @@ def test_answers_of_one_conversation_in_several_samples_count_together_at_the_de
     asks = RegenerateAnswers(samples=Ref("a"), target=Ref("t"), history="data")
     samples = inject.artifact(ImageSamples)
     asked = list(asked_rows(samples.path, asks))
-    (samples.path / "samples.jsonl").write_text("".join(map(sample_line, asked)))
+    write_jsonl(samples.path / "samples.jsonl", asked)
     tokens = FakeStage(tmp_path / "tokens", {"samples": samples})
     tokenize_chat(TokenizeChat(samples=Ref("a"), contexts=contexts, vocab_size=300), tokens)
     reader = TokenReader(tokens.artifact(TokenShards))
