@@ -48,7 +48,7 @@ class ImageSamples(Artifact):
                         "answer_tokens": [...]}, one of each per answer; such an answer has the ids that the target
                         generated, "generated_ids", with EOS unless it was cut, and the digest of the tokens that they
                         mean, "tokenizer", except where a server reports none. "learnt": "last" where only the last
-                        answer is learnt, of an id "ID@K" for the K-th answer of a conversation
+                        answer is learnt, of an id "ID@K" for the K-th answer of the "conversation" ID
     images-00000.bin    the packs of the ingested samples (hard links where the file system allows)
     summary.json        as in Samples, and dropped.csv
     answered.json       where a target answered, how it was asked: {"enable_thinking", "history_reasoning"}, and

@@ -9,6 +9,7 @@ from typing import Any
 
 TURN_TEXTS = ("content", "text", "value")
 REASONING = ("reasoning_content", "reasoning", "thinking")  # of an answer
+LEARNING = ("weight", "loss", "train", "training", "loss_weight")  # of an answer: whether it is learnt, 0 or 1
 PART_KINDS = ("text", "image", "image_url", "video", "video_url", "audio", "input_audio")
 IMAGE_KINDS = ("image", "image_url", "input_image", "computer_screenshot")
 CALL_ROLES = ("function_call", "tool_call")  # a turn that is a call, or several

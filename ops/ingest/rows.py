@@ -41,6 +41,8 @@ for a reason of ops/ingest/image_values.py or one of these:
     python calls in a text          [name(key="value")], of a tool of the row or its system turn
     calls in a text                 of a row with tools, as other models write them (OTHER_CALLS), or as bare JSON
     channels of gpt-oss in a text   which its chat template refuses
+    no answer is learnt             by their marks
+    only some of the earlier answers are learnt, and a later one
     tools, documents are not JSON   but hold values that JSON lacks, or are nested too deeply
     videos are not supported        and audio; the reasons of calls are in ops/ingest/turn_forms.py
 """
@@ -338,6 +340,7 @@ DIFFER, IN_ANSWER, NO_ANSWER = "placeholders and images differ", "image in an an
 NO_TURNS_AT_ALL, EMPTY_TEXT = "no turns", "empty text"
 ANSWER_FIRST, UNKNOWN_PART = "starts with the assistant", "unknown content part"
 WITHOUT_TOOLS = "tool calls without tools"
+NOTHING_LEARNT, MIXED = "no answer is learnt", "only some of the earlier answers are learnt"
 PYTHON_CALLS, CHANNELS = "python calls in a text", "channels of gpt-oss in a text"
 CALLS_IN_TEXT = "calls in a text"
 REFUSED_KEYS = (
@@ -378,6 +381,7 @@ SETTINGS: dict[str, Callable[[Any], bool]] = {
 }
 SETTING = '"{}" of their own, which is left out: a server has one setting for all'
 UNLISTED = "a call of a function that is not among their tools, which is learnt like any other"
+NOT_LEARNT = "turns behind the last answer that is learnt, which are left out"
 LISTING = "a system turn that lists the tools, which is left out: the chat template lists them itself"
 
 
@@ -440,11 +444,17 @@ def sample_of_row(
         if not set(called) <= {tool["function"].get("name") for tool in tools}:
             noted.append(UNLISTED)
         placed, values = _place_images(turns, row_images(row))
+        end, learns_last = _learnt(spoken)
+        if end < len(placed):
+            placed = placed[:end]
+            values = values[: sum(part is IMAGE for turn in placed for part in turn.content)]
+            noted.append(NOT_LEARNT)
         return RawSample(
             sample_id,
             row.get("split"),
             placed,
             tuple(map(finder.image, values)),
+            learns_last=learns_last,
             label=_label(row),
             topic=_topic(row, group),
             tools=tools,
@@ -453,6 +463,23 @@ def sample_of_row(
         )
     except Unusable as fault:
         return DroppedSample(sample_id, fault.reason, fault.detail)
+
+
+def _learnt(turns: list[Said]) -> tuple[int, bool]:
+    """The end of the last answer that is learnt, and whether it is the only one; all turns without an answer that is
+    not. Raises Unusable where none is learnt, and for marks that differ among the answers before it.
+    """
+    answers = [(place, turn.is_learnt) for place, turn in enumerate(turns, start=1) if turn.role == "assistant"]
+    if all(is_learnt for _, is_learnt in answers):
+        return len(turns), False
+    end = max((place for place, is_learnt in answers if is_learnt), default=0)
+    earlier = {is_learnt for place, is_learnt in answers if place < end}
+    if not end:
+        raise Unusable(NOTHING_LEARNT)
+    if len(earlier) > 1:
+        shown = ", ".join(f"{turns[place - 1].number}" for place, is_learnt in answers if is_learnt)
+        raise Unusable(MIXED, f"those of turns {shown}")
+    return end, earlier == {False}
 
 
 def image_values(row: dict[str, Any]) -> Iterator[Any]:

@@ -67,7 +67,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
                 tally.drop(DUPLICATE, sample.id)
                 continue
             contents.add(content, split)
-            if config.learnt_in_requests == "last" and sample.opening is not None:
+            if sample.learns_last or (config.learnt_in_requests == "last" and sample.opening is not None):
                 row["learnt"] = LAST
             file.write(json_line(row))
             tally.keep(split)

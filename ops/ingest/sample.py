@@ -18,6 +18,7 @@ class ImagePart:
 
 IMAGE = ImagePart()
 LAST = "last"  # "learnt" of a row of which only the last answer is learnt
+CONVERSATION = "conversation"  # the key of the id of a conversation of which a row is a part
 ASKING = ("user", "tool")  # roles of the turns that an answer follows
 THINK, END_OF_THOUGHT = "<think>", "</think>"  # special tokens of a few tokenizers, but part of the text
 
@@ -80,6 +81,7 @@ class RawSample:
     noted   what else the row has that is counted, such as what is left out, and why
     opening of a request to a server: a digest of the turns up to the user's first (`opening_of`); None for other rows
     lacks   of a request that is kept as a prompt: why it has no answer
+    learns_last   whether only the last answer is learnt, as marks of the others say
     """
 
     id: str
@@ -95,6 +97,7 @@ class RawSample:
     noted: tuple[str, ...] = ()
     opening: str | None = None
     lacks: str = ""
+    learns_last: bool = False
 
     @property
     def drawn_by(self) -> str:

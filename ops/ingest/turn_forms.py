@@ -11,6 +11,8 @@ matched (`matched`). Roles of results and calls: ops/ingest/row_values.py.
                     <tool_response> in a result or, as Qwen's templates write it, in the user's turn behind calls
     Anthropic       parts tool_use, tool_result and thinking
     reasoning       reasoning_content, reasoning or thinking of an answer
+    what is learnt  weight (OpenAI), loss (ms-swift), train or training (axolotl), loss_weight (LLaMA-Factory) of an
+                    answer
 
 Drop reasons:
 
@@ -23,6 +25,8 @@ Drop reasons:
     a tool result without a call, a tool result for no open call, tool calls without a result
     a tool result is not JSON
     redacted thinking                   which nobody can read
+    another weight of an answer than 0 and 1
+    an answer of which only a part is learnt
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ from ops.ingest.row_values import (
     CALL_ROLES,
     INVALID,
     INVALID_TEXT,
+    LEARNING,
     REASONING,
     RESULT_PART,
     RESULT_ROLES,
@@ -72,6 +77,10 @@ NO_RESULT = "tool calls without a result"
 TOO_MANY_CALLS = f"more than {MOST_CALLS:,} tool calls in a turn"
 RESULT_NOT_JSON = "a tool result is not JSON"
 REDACTED = "redacted thinking"
+OTHER_WEIGHT, PARTLY_LEARNT = (
+    "another weight of an answer than 0 and 1",
+    "an answer of which only a part is learnt",
+)
 
 ROLE_NAMES = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -108,6 +117,7 @@ class Said:
     name        of a result: the function's
     joins       whether it belongs to an answer directly before it
     number      of the turn in its row, from 1 on
+    is_learnt   whether an answer is learnt, by a mark of its own
     """
 
     role: str
@@ -118,6 +128,7 @@ class Said:
     name: str | None = None
     joins: bool = False
     number: int = 0
+    is_learnt: bool = True
 
     @property
     def may_be_empty(self) -> bool:
@@ -147,7 +158,10 @@ def said(turns: Sequence[TurnObject], call_ids: CallIds = "given") -> list[Said]
             turn = {"role": RESULT_ROLES[0], "content": own_text(turn)}
         form = next((form for form in FORMS if form.recognised(turn)), PLAIN)
         try:
-            found += [evolve(each, number=number) for each in form.read(turn)]
+            found += [
+                evolve(each, number=number, is_learnt=each.role != "assistant" or _is_learnt(turn))
+                for each in form.read(turn)
+            ]
         except Unusable as fault:
             raise _of_turn(number, fault.reason, fault.detail) from fault
     return matched(_joined(found), call_ids)
@@ -169,6 +183,8 @@ def _joined(turns: Iterable[Said]) -> list[Said]:
     for turn in turns:
         before = joined[-1] if joined else None
         if turn.joins and before is not None and before.role == "assistant":
+            if turn.is_learnt != before.is_learnt:
+                raise _of_turn(turn.number, PARTLY_LEARNT)
             joined[-1] = evolve(
                 before,
                 parts=(*before.parts, *turn.parts),
@@ -472,6 +488,15 @@ def _arguments(value: Any, name: str) -> dict[str, Any]:
     if fault := json_fault([value, name]):
         raise (Unusable(INVALID, name) if fault == INVALID_TEXT else Unusable(ARGUMENTS_NOT_JSON, f"{name}: {fault}"))
     return value
+
+
+def _is_learnt(answer: TurnObject) -> bool:
+    """Whether an answer is learnt: not if a mark of its own says so. Raises Unusable for other weights than 0 and 1."""
+    marks = {key: answer[key] for key in LEARNING if not is_none(answer.get(key))}
+    for key, value in marks.items():
+        if value not in (0, 1):
+            raise Unusable(OTHER_WEIGHT, f"{quoted(key)} is {shown_json(value)}")
+    return all(marks.values())
 
 
 def _id(value: Any) -> str | None:

@@ -43,7 +43,7 @@ from ops.regenerate_answers.op import JUDGEMENT, RegenerateAnswers
 from ops.regenerate_answers.sampling import Sampling, unused_settings
 from ops.regenerate_answers.shards import Answer, Progress, Shard, asked_rows, shards, turns_of
 from ops.tokenize_chat.encode import ChatEncoder
-from ops.tokenize_chat.template import TOOLS_NOT_SHOWN
+from ops.tokenize_chat.template import RESULTS_NOT_SHOWN, TOOLS_NOT_SHOWN
 
 FINISHED = "finish reason {}"
 TOO_SHORT, TOO_LONG = "fewer than min_answer_tokens", "more than max_answer_tokens"
@@ -67,7 +67,9 @@ REMEDIES = {
     'drop_repetitions = false, with finish_reasons = ["stop", "length"] for answers that do not end',
     RETOKENISED: "set drop_retokenised = false, which trains on tokens that the target did not generate",
     SPECIAL_IN_ANSWER: UNTRAINED,
-    TOOLS_NOT_SHOWN: f"{WITH_TOOLS}; of a server, set chat_template beside processor",
+    **dict.fromkeys(
+        (TOOLS_NOT_SHOWN, RESULTS_NOT_SHOWN), f"{WITH_TOOLS}; of a server, set chat_template beside processor"
+    ),
 }
 ENDLESS = {FINISHED.format("length"), TOO_LONG, REPETITION}
 JUDGED = 8  # prompts of a trial that are answered as the full run does

@@ -17,7 +17,7 @@ from attrs import asdict, define, field, frozen
 
 from dsl.files import append_lines, read_lines
 from dsl.stage import Stage
-from ops.ingest.sample import LAST
+from ops.ingest.sample import CONVERSATION, LAST
 from ops.lib.data.files import read_jsonl, write_jsonl
 from ops.lib.data.shared_shards import partial_path, publish, published_ranges
 from ops.regenerate_answers.op import RegenerateAnswers
@@ -178,7 +178,8 @@ def _rows_of_answers(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for number, place in enumerate(places, 1):
         messages = turns[: place + 1]
         images = row["images"][: sum(part["type"] == "image" for turn in messages for part in turn["content"])]
-        yield {**row, "id": f"{row['id']}@{number}", "messages": messages, "images": images, "learnt": LAST}
+        of_answer = {"id": f"{row['id']}@{number}", CONVERSATION: row["id"], "learnt": LAST}
+        yield {**row, **of_answer, "messages": messages, "images": images}
 
 
 def turns_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:

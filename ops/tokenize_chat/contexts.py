@@ -32,6 +32,7 @@ from ops.tokenize_chat.template import (
     ANSWER_NOT_FOUND,
     DOCUMENTS_NOT_SHOWN,
     OTHER_THOUGHT,
+    RESULTS_NOT_SHOWN,
     TOOLS_NOT_SHOWN,
     Documents,
     Messages,
@@ -46,6 +47,7 @@ from ops.tokenize_chat.template import (
 AT_ONCE = 16  # answers rendered by one request, so that a long conversation's texts are not in memory together
 LONGEST_TAG = 64
 SHORT_IDS = "call{:05}"
+MARK = "dflow7c1e9{}{}x"  # letters and digits, as in the names of functions, and in no sample
 
 
 @frozen
@@ -178,6 +180,7 @@ def serve(
     own, history, answers = as_shown(habits, messages, keeps_reasoning)
     numbered = list(zip(turns, count(1), cut or [False] * len(turns), strict=False))[-1 if last_only else 0 :]
     grown, empty, removed = _Contexts(eos), 0, 0
+    yield from check_shown(history[: turns[-1]], tools)
     for start in range(0, len(numbered), AT_ONCE):
         some = numbered[start : start + AT_ONCE]
         wanted: list[Rendering] = []
@@ -192,7 +195,6 @@ def serve(
             pairs.append((prompt, prompt + generated[turn].text if turn in generated else next(shown).text))
         probes = yield from _probed(history, own, tools, [turn for turn, _, _ in some], pairs)
         for (turn, number, was_cut), (prompt, full), probe in zip(some, pairs, probes, strict=True):
-            check_tools(tools, prompt, history[:turn])
             if turn in generated:
                 grown.add(Asked(len(prompt), len(full), True, turn, number, generated[turn].ids), full)
                 continue
@@ -222,9 +224,15 @@ def serve(
 def serve_prompt(habits: Habits, messages: Messages, tools: Tools, keeps_reasoning: bool) -> Renderings[Rendered]:
     """Render what a server asks after the messages, without an answer."""
     _, history, _ = as_shown(habits, messages, keeps_reasoning)
-    (prompt,) = yield [Rendering(history, prompt=True, tools=tools)]
-    check_tools(tools, prompt.text, messages)
-    return Rendered(prompt.text, len(prompt.text), ())
+    text = yield from whole_prompt(history, tools)
+    return Rendered(text, len(text), ())
+
+
+def whole_prompt(messages: Messages, tools: Tools) -> Renderings[str]:
+    """Render the messages with the generation prompt after them. Raises Unusable as `check_shown` does."""
+    (prompt,) = yield [Rendering(messages, prompt=True, tools=tools)]
+    yield from check_shown(messages, tools)
+    return prompt.text
 
 
 def calls_text(
@@ -422,14 +430,37 @@ def _learnt(answer: str, eos: Sequence[str]) -> tuple[int, int]:
     return (place, place + length) if place >= 0 else (len(answer), len(answer))
 
 
-def check_tools(tools: Tools, prompt: str, messages: Messages) -> None:
-    """Check that a prompt shows the tools, and not only calls of them in its messages. Raises Unusable."""
-    called = {call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
-    for tool in tools:
-        name, description = tool["function"]["name"], tool["function"].get("description") or ""
-        first_line = description.strip().partition("\n")[0] if name in called else ""
-        if name not in prompt or not any(form in prompt for form in _forms(first_line)):
-            raise Unusable(TOOLS_NOT_SHOWN, f"the tool {name} is not in the prompt")
+def check_shown(messages: Messages, tools: Tools) -> Renderings[None]:
+    """Check that a template shows the tools and the results before an answer. Raises Unusable.
+
+    messages: those before the answer, as the template takes them. A name or a result may be in a prompt for another
+    reason, so they are replaced by marks, which must be in the rendering: those of tools before the first answer too.
+    """
+    marked, results = list(messages), {}
+    for turn, message in enumerate(messages):
+        if message["role"] == "tool" and any(text.strip() for text in texts_of(message)):
+            results[turn] = MARK.format("turn", turn)
+            marked[turn] = _with_text(message, results[turn])
+    if not (tools or results):
+        return
+    marks = [MARK.format("tool", place) for place in range(len(tools))]
+    named = [{**tool, "function": {**tool["function"], "name": mark}} for tool, mark in zip(tools, marks, strict=True)]
+    first = next((turn for turn, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    before = dict.fromkeys((first, len(messages)))
+    shown = yield [Rendering(marked[:end], prompt=True, tools=named) for end in before]
+    for tool, mark in zip(tools, marks, strict=True):
+        if not all(mark in prompt.text for prompt in shown):
+            raise Unusable(TOOLS_NOT_SHOWN, f"the tool {tool['function']['name']} is not in the prompt")
+    for turn, mark in results.items():
+        if mark not in shown[-1].text:
+            text = "".join(texts_of(messages[turn])).strip()
+            raise Unusable(RESULTS_NOT_SHOWN, f"turn {turn + 1}: the result {text[:30]!r} is not in the prompt")
+
+
+def _with_text(message: dict[str, Any], text: str) -> dict[str, Any]:
+    """The message with one text in the place of its own."""
+    others = [part for part in message["content"] if part["type"] != "text"]
+    return {**message, "content": [*others, {"type": "text", "text": text}]}
 
 
 def check_documents(documents: Documents, prompt: str, messages: Messages) -> None:

@@ -25,7 +25,7 @@ from attrs import evolve, frozen
 from tokenizers import Encoding
 from torch import Tensor
 
-from ops.ingest.sample import ASKING, LAST
+from ops.ingest.sample import ASKING, CONVERSATION, LAST
 from ops.lib.data.files import shown_json
 from ops.lib.data.image_packs import read_packed
 from ops.lib.data.limited_process import SECONDS
@@ -44,9 +44,10 @@ from ops.tokenize_chat.contexts import (
     Served,
     check_calls,
     check_documents,
-    check_tools,
+    check_shown,
     serve,
     serve_prompt,
+    whole_prompt,
 )
 from ops.tokenize_chat.habits import Habits, Results, around_turns, probe, probe_results
 from ops.tokenize_chat.kinds import TokenKinds
@@ -333,7 +334,7 @@ class ChatEncoder:
     def _rendered(self, messages: Messages, tools: Tools, documents: Documents) -> Renderings[Rendered]:
         self._check(messages, tools, documents)
         rendered = yield from render_answers(self.template.has_marks, messages, self.last_only, tools)
-        check_tools(tools, rendered.text[: rendered.prompt_end], messages)
+        yield from check_shown(messages[:-1], tools)
         check_documents(documents, rendered.text[: rendered.prompt_end], messages[:-1])
         return rendered
 
@@ -428,8 +429,7 @@ class ChatEncoder:
         """The same, with its text and without an answer. Raises as `encode`."""
         self.template.check(messages, tools, documents)
         self._check_results(messages)
-        text = self.template.render(messages, True, sample_id, tools, documents)
-        check_tools(tools, text, messages)
+        text = self.template.finish(whole_prompt(messages, tools), sample_id, documents)
         check_documents(documents, text, messages)
         _check_characters(text)
         return self._prompt(messages, Rendered(text, len(text), ()))
@@ -602,7 +602,7 @@ def tokenize_rows(
     def whole(row: dict[str, Any], messages: Messages, cut: Sequence[bool], encoded: Encoded) -> Tokenized:
         # Checked before the images are decoded, which takes longer and does not lower either count.
         check_length(len(encoded.input_ids), config.max_length)
-        check_loss_tokens(encoded.loss_tokens, config.min_loss_tokens)
+        check_loss_tokens(encoded.loss_tokens, least_loss_tokens(row, config))
         sample = _with_images(row, row["id"], messages, cut, encoded, folder, encoder, config.max_length)
         sample = evolve(sample, answers=(), kinds=None)  # those of an answer in its own ids: the others have none
         return Tokenized((sample,), (len(messages) - 1,), _generated_figures(messages, encoded, encoder))
@@ -683,7 +683,7 @@ def _tokenized_contexts(
         shortened += answers < len(context.answers)
     if not samples:
         raise Unusable(TOO_LONG, "already with its first answer")
-    check_loss_tokens(sum(int(each.loss_mask.sum()) for each in samples), config.min_loss_tokens)
+    check_loss_tokens(sum(int(each.loss_mask.sum()) for each in samples), least_loss_tokens(row, config))
     generated = sum("generated_ids" in messages[turn] for turn in encoder.learnt_turns(messages))
     known = sum(ids is not None for context in served.contexts for ids in context.generated)
     figures = Figures(
@@ -758,6 +758,11 @@ def check_length(tokens: int, max_length: int) -> None:
     """Check that a sample is not too long; samples are never cut. Raises Unusable."""
     if tokens > max_length:
         raise Unusable(TOO_LONG, f"{tokens} tokens")
+
+
+def least_loss_tokens(row: Mapping[str, Any], config: TokenizeChat) -> int:
+    """How many answer tokens a row needs by itself: those of a conversation in several rows are counted together."""
+    return 1 if CONVERSATION in row else config.min_loss_tokens
 
 
 def check_loss_tokens(tokens: int, least: int) -> None:

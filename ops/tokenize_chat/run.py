@@ -19,6 +19,7 @@ from torch import Tensor
 from dsl.errors import DataError, StopRequested
 from dsl.stage import Stage
 from ops.artifacts import ImageSamples, TargetModel
+from ops.ingest.sample import CONVERSATION
 from ops.lib.data.files import json_line, read_json, read_jsonl, write_json
 from ops.lib.data.ordered_threads import available_cores, in_order
 from ops.lib.data.sample_account import SPLITS, Tally, Unusable
@@ -48,6 +49,7 @@ from ops.tokenize_chat.template import (
     NOT_CLOSED,
     OTHER_ORDER,
     OTHER_THOUGHT,
+    RESULTS_NOT_SHOWN,
     SPECIAL_IN_TEXT,
     TOOLS_NOT_SHOWN,
     texts_of,
@@ -60,6 +62,7 @@ REMEDIES = {
     OTHER_THOUGHT: 'let regenerate_answers answer them (answers = "target"); or set enable_thinking as most answers of '
     "the data are: dropped.csv says of each what it needs",
     TOOLS_NOT_SHOWN: "use a template with tools (chat_template, that of load_target with a target), or remove them",
+    RESULTS_NOT_SHOWN: "use a template with results of tools (chat_template), or remove these conversations",
     DOCUMENTS_NOT_SHOWN: "use a template with documents (chat_template), or write them into the user's turn",
     IMAGES_NOT_SHOWN: "use a template that shows them (chat_template), or remove these images",
     OTHER_ORDER: "list results in the order of their calls",
@@ -79,8 +82,9 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     Rows are read three times, once for each split, and never kept: only one shard and the threads' rows are in memory,
     or one piece.
     Drop reasons: "no answer", "special token in the text", "refused by the chat template", "answer begins inside a
-    token", "reasoning does not fit the generation prompt", "tools not shown by the chat template", "documents not shown
-    by the chat template", "images of tool results not shown by the chat template",
+    token", "reasoning does not fit the generation prompt", "tools not shown by the chat template", "tool results
+    not shown by the chat template", "documents not shown by the chat template",
+    "images of tool results not shown by the chat template",
     "images of tool results in another order than their calls", "image undecodable", "image refused by the processor",
     "longer than max_length" (never cut inside an answer), "fewer than min_loss_tokens", and the MISFITS of template.py.
     Raises DataError for a processor that does not fit the samples, for a template that fits none of them, for more
@@ -160,6 +164,7 @@ def write_tokens(
     masked, first, with_tools, contexts = 0, None, 0, ContextCounts()
     free = other_masks(processor, mask)
     unlike = ToolsUnlike(config.tools_as)
+    outcomes = long_enough(outcomes, 0 if config.prompts_only else config.min_loss_tokens)
     for split, of_split in groupby(outcomes, key=lambda pair: pair[0]["split"]):
         for row, outcome in of_split:
             account(row, outcome, tally, trial, writer, preview)
@@ -195,6 +200,26 @@ def write_tokens(
     stage.log({"tokenize/tokens": writer.tokens, "tokenize/loss_tokens": writer.loss_tokens}, step=0)
     if config.contexts == "served":
         contexts.report(stage)
+
+
+def long_enough(outcomes: Iterable[tuple[Row, Outcome]], least: int) -> Iterator[tuple[Row, Outcome]]:
+    """The outcomes, with those of conversations in several rows dropped that have fewer answer tokens in all of them.
+
+    Rows of a conversation follow each other; they are in memory until there are `least` tokens.
+    """
+    for conversation, rows in groupby(outcomes, key=lambda pair: pair[0].get(CONVERSATION)):
+        waiting: list[tuple[Row, Outcome]] = []
+        tokens = 0 if conversation is not None else least
+        for row, outcome in rows:
+            waiting.append((row, outcome))
+            if isinstance(outcome, Tokenized):
+                tokens += sum(int(sample.loss_mask.sum()) for sample in outcome.samples)
+            if tokens >= least:
+                yield from waiting
+                waiting.clear()
+        for row, outcome in waiting:
+            too_few = Unusable(TOO_FEW_LOSS_TOKENS, f"{tokens} of {least} in the conversation {conversation}")
+            yield row, outcome if isinstance(outcome, Unusable) else too_few
 
 
 def other_masks(processor: Processor, mask: int | None) -> Tensor:

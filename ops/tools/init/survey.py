@@ -246,7 +246,7 @@ def _count(found: Survey, sample: RawSample) -> None:
     found.with_calls += any(turn.tool_calls for turn in sample.turns)
     found.unanswered += sample.turns[-1].role != "assistant"
     answers = [_reasons(turn) for turn in sample.turns if turn.role == "assistant"]
-    answers = answers[-1:] if sample.opening is not None else answers
+    answers = answers[-1:] if sample.opening is not None or sample.learns_last else answers
     found.learnt += len(answers)
     found.reasoned += sum(answers)
     found.thinking += any(answers)

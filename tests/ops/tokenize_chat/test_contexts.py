@@ -37,8 +37,10 @@ from ops.tokenize_chat.template import (
     ANSWER_CHANGED,
     NO_TOKEN_BOUNDARY,
     OTHER_THOUGHT,
+    RESULTS_NOT_SHOWN,
     SPECIAL_IN_TEXT,
     TOOLS_NOT_SHOWN,
+    value_or_unusable,
 )
 
 FITTING = ("extends", "strips", "opens", "prefilled", "endless", "rewrites", "channels", "moves tools", "dated")
@@ -250,6 +252,51 @@ def test_what_a_template_does_not_show_is_named(encoders, name, lost):
         served(encoders[name, None], SAMPLES["one call"])
     assert dropped.value.reason == {"loses calls": ANSWER_CHANGED, "no tools": TOOLS_NOT_SHOWN}[name]
     assert dropped.value.detail.startswith(lost)
+
+
+def found_of(encoder, messages, tools=TOOLS):
+    """What the two ways of tokenising, and the two of asking before the last answer, say of a conversation."""
+    before = messages[:-1]
+    [in_contexts] = encoder.serve_batch([messages], [()], ["a"], [tools])
+    [whole] = encoder.encode_batch([messages], [()], ["a"], [tools])
+    asked = value_or_unusable(encoder.encoded_prompt, before, "a", tools)
+    return in_contexts, whole, asked, value_or_unusable(encoder.served_prompt, before, tools, True)
+
+
+NAMING = {
+    "a question": conversation(say("user", f"Please {NAME}, {TOOLS[0]['function']['description']}"), SUNNY),
+    "a call": conversation(say("user", TOOLS[0]["function"]["description"]), calls("Paris"), SUN, SUNNY),
+}
+
+
+@pytest.mark.parametrize("said", NAMING)
+def test_a_tool_that_only_the_conversation_names_is_not_shown(encoders, said):
+    for found in found_of(encoders["no tools", None], NAMING[said]):
+        assert (TOOLS_NOT_SHOWN, f"the tool {NAME} is not in the prompt") == found.args
+    for found in found_of(encoders["extends", None], NAMING[said]):
+        assert not isinstance(found, Unusable)
+
+
+def test_a_tool_whose_name_is_the_beginning_of_another_ones_has_to_be_shown_itself(base):
+    shows_one = TEMPLATES["extends"].text.replace("tools|tojson", "tools[1:]|tojson")
+    encoder = ChatEncoder(with_template(base, shows_one, ["<|im_end|>"]))
+    longer = {"type": "function", "function": {**TOOLS[0]["function"], "name": f"{NAME}_tomorrow"}}
+    for found in found_of(encoder, [ASK, SUNNY], [*TOOLS, longer]):
+        assert (TOOLS_NOT_SHOWN, f"the tool {NAME} is not in the prompt") == found.args
+
+
+def test_results_that_the_template_loses_drop_the_sample_by_name(encoders):
+    """Also where the user says the same, and where only one of two results is lost."""
+    same = conversation(say("user", "result: clear sky?"), calls("Paris"), SUN, SUNNY)
+    lost = "the result 'result: clear sky' is not in the prompt"
+    for name, messages in (("loses results", same), ("shows the last result", SAMPLES["parallel"])):
+        for found in found_of(encoders[name, None], messages):
+            assert (RESULTS_NOT_SHOWN, f"turn 3: {lost}") == found.args
+    for found in found_of(encoders["shows the last result", None], same):
+        assert not isinstance(found, Unusable)
+    empty = conversation(ASK, calls("Paris"), say("tool"), SUNNY)
+    for found in found_of(encoders["loses results", None], empty):
+        assert not isinstance(found, Unusable)
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,29 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from agent_rows import NAME, SAMPLES, TOOLS, with_template, write_agent_processor
+from agent_rows import (
+    ASK,
+    NAME,
+    SAMPLES,
+    SUNNY,
+    TOOLS,
+    WHY,
+    WHY_SUN,
+    calls,
+    conversation,
+    say,
+    why,
+    with_template,
+    write_agent_processor,
+)
 from agent_templates import calls_of, text_of
+from chat_samples import run_tokenize
+from format_reading import inject, read
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from ops.artifacts import Samples, TokenShards
 from ops.lib.data.sample_account import Unusable
+from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.tokenizer_check import tokenizer_warnings
 from ops.lib.vision.processor import Processor
 from ops.lib.vision.template_kinds import CLOCK, clock_now
@@ -81,8 +99,8 @@ def real_processor(base: Processor, text: str) -> Processor:
     return processor
 
 
-def learnt(encoder: ChatEncoder, sample: str) -> list[list[tuple[list[int], str]]]:
-    """Of each context, the (prompt's ids, learnt text) of its answers, as tokens say it. Raises Unusable."""
+def learnt(encoder: ChatEncoder, sample: str) -> list[list[tuple[list[int], list[int]]]]:
+    """Of each context, the (prompt's ids, learnt ids) of its answers, by the mask. Raises Unusable."""
     messages = SAMPLES[sample]
     [found] = encoder.serve_batch([messages], [()], [sample], [TOOLS])
     if isinstance(found, Unusable):
@@ -90,11 +108,11 @@ def learnt(encoder: ChatEncoder, sample: str) -> list[list[tuple[list[int], str]
     contexts = []
     for context in found.contexts:
         encoded = encoder.encode_context(messages, context)
-        runs, decode = [], encoder.processor.tokenizer.decode
+        runs = []
         ids, mask = encoded.input_ids.tolist(), encoded.loss_mask.tolist()
         for start in [at for at in range(len(mask)) if mask[at] and not mask[at - 1]]:
             end = mask.index(False, start) if False in mask[start:] else len(mask)
-            runs.append((ids[:start], decode(ids[start:end])))
+            runs.append((ids[:start], ids[start:end]))
         contexts.append(runs)
     return contexts
 
@@ -112,18 +130,48 @@ def base(tmp_path_factory):
     return write_agent_processor(tmp_path_factory.mktemp("processor") / "base")
 
 
-def prompts(encoder: ChatEncoder, text: str, sample: str, thinking: bool | None) -> Iterator[str]:
-    """What a server renders before each answer, by transformers."""
+def expected(encoder: ChatEncoder, text: str, sample: str, thinking: bool | None) -> Iterator[tuple[str, str]]:
+    """What a server renders before each answer, by transformers, and what its target writes: what the messages with the
+    answer have behind the prompt, or, where they rewrite the history, the same answer to a first question.
+    """
     own, history, _ = as_shown(encoder.habits, SAMPLES[sample], keeps_reasoning=True)
     options = {**encoder.processor.tokenizer.special_tokens_map, CLOCK: clock_now}
     options |= {} if thinking is None else {"enable_thinking": thinking}
+
+    def rendered(messages, prompt=False):
+        shown = [for_harmony(each, text) for each in messages]
+        [found], _ = render_jinja_template([shown], TOOLS, chat_template=text, add_generation_prompt=prompt, **options)
+        return found
+
     for turn, message in enumerate(own):
         if message["role"] == "assistant":
-            before = [for_harmony(each, text) for each in history[:turn]]
-            [prompt], _ = render_jinja_template(
-                [before], TOOLS, chat_template=text, add_generation_prompt=True, **options
-            )
-            yield prompt
+            prompt, full = rendered(history[:turn], prompt=True), rendered([*history[:turn], message])
+            first = rendered([ASK], prompt=True), rendered([ASK, message])
+            yield prompt, behind(encoder, *((prompt, full) if full.startswith(prompt) else first))
+
+
+def behind(encoder: ChatEncoder, prompt: str, full: str) -> str:
+    """The answer behind a prompt, up to its last EOS. Where `full` lacks what the prompt holds, such as an empty
+    thought, it begins with the first token that differs.
+    """
+    start = len(prompt)
+    if not full.startswith(prompt):
+        asked, given = (encoder.processor.tokenizer(each, return_offsets_mapping=True) for each in (prompt, full))
+        same = [one == other for one, other in zip(asked.input_ids, given.input_ids, strict=False)]
+        start = given.offset_mapping[same.index(False)][0]
+    answer = full[start:]
+    return answer[
+        : max((answer.rfind(end) + len(end) for end in encoder.eos_texts if end in answer), default=len(answer))
+    ]
+
+
+def pair_of_ids(encoder: ChatEncoder, prompt: str, written: str) -> tuple[list[int], list[int]]:
+    """The ids of a prompt, and of the answer behind it."""
+    asked, both = (
+        encoder.processor.tokenizer(each, add_special_tokens=False).input_ids for each in (prompt, prompt + written)
+    )
+    assert asked == both[: len(asked)]
+    return asked, both[len(asked) :]
 
 
 def for_harmony(message, template):
@@ -137,7 +185,7 @@ def for_harmony(message, template):
 def test_every_sample_is_learnt_as_served_or_dropped_by_name(base, name, thinking):
     text = FOUND[name]
     encoder = ChatEncoder(real_processor(base, text), thinking)
-    tokenize, ends = encoder.processor.tokenizer, encoder.eos_texts
+    decode, ends = encoder.processor.tokenizer.decode, encoder.eos_texts
     for sample, messages in SAMPLES.items():
         try:
             contexts = learnt(encoder, sample)
@@ -146,11 +194,15 @@ def test_every_sample_is_learnt_as_served_or_dropped_by_name(base, name, thinkin
             continue
         answers = [message for message in messages if message["role"] == "assistant"]
         runs = [run for context in contexts for run in context]
-        wanted = [
-            tokenize(prompt, add_special_tokens=False).input_ids for prompt in prompts(encoder, text, sample, thinking)
-        ]
-        assert wanted == [prompt for prompt, _ in runs]
-        for answer, (_, shown) in zip(answers, runs, strict=True):
+        wanted = [pair_of_ids(encoder, *pair) for pair in expected(encoder, text, sample, thinking)]
+        for place, (asked, written) in enumerate(wanted):  # an EOS that only the next message writes is learnt too
+            if written[-1] not in encoder.processor.eos_token_ids and place + 1 < len(runs):
+                following = runs[place + 1][0]
+                if following[: len(asked) + len(written)] == [*asked, *written]:
+                    wanted[place] = asked, [*written, following[len(asked) + len(written)]]
+        assert wanted == runs
+        texts = [decode(written) for _, written in runs]
+        for answer, shown in zip(answers, texts, strict=True):
             assert text_of(answer).strip() in shown
             assert all(call["name"] in shown and call["arguments"]["city"] in shown for call in calls_of(answer))
             assert shown.count(NAME) >= len(calls_of(answer))
@@ -158,7 +210,33 @@ def test_every_sample_is_learnt_as_served_or_dropped_by_name(base, name, thinkin
             assert not any(end in shown[: -len(end)] for end in ends if end not in INSIDE)
         if encoder.habits.reasoning is not None:
             reasons = [message.get("reasoning_content", "") for message in answers]
-            assert all(reason in shown for reason, (_, shown) in zip(reasons, runs, strict=True))
+            assert all(reason in shown for reason, shown in zip(reasons, texts, strict=True))
+
+
+@pytest.mark.skipif("qwen3" not in FOUND, reason="not among them")
+def test_a_conversation_of_200_calls_is_one_sample_within_the_default_seconds_for_its_renderings(tmp_path):
+    count = 200
+    chain = [ASK]
+    for place in range(count):
+        chain += [why(calls(f"place {place}"), WHY), say("tool", f"At place {place} there is a house. " * 5)]
+    written = [{**each, "content": text_of(each)} for each in conversation(*chain, why(SUNNY, WHY_SUN))]
+    (tmp_path / "data.jsonl").write_text(json.dumps({"tools": TOOLS, "messages": written}) + "\n")
+    samples = inject(
+        read(tmp_path / "data.jsonl", tmp_path / "ingest", split="train")[0].artifact(Samples), tmp_path / "in"
+    )
+    write_agent_processor(tmp_path / "base")
+    (tmp_path / "base" / "preprocessor_config.json").unlink()  # of texts only, as Qwen3
+    (tmp_path / "template.jinja").write_text(FOUND["qwen3"])
+    stage = run_tokenize(
+        tmp_path / "tokens",
+        samples,
+        processor=str(tmp_path / "base"),
+        chat_template=str(tmp_path / "template.jinja"),
+        contexts="served",
+        max_length=200_000,
+    )
+    [record] = TokenReader(stage.artifact(TokenShards)).records
+    assert count + 1 == len(record["answers"])
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -262,6 +262,22 @@ def test_rows_of_data_are_tokenised_with_their_tools(tmp_path, folder, known):
     ]
 
 
+@pytest.mark.parametrize("contexts", ["whole", "served"])
+def test_an_answer_with_weight_0_is_in_the_sample_and_not_learnt(tmp_path, folder, contexts):
+    *before, last = plain(TWO)
+    rows = [
+        {"tools": [W], "messages": [{**each, "weight": 0} if each["role"] == "assistant" else each for each in before]}
+    ]
+    rows[0]["messages"].append(last)
+    stage = tokenized(tmp_path, folder, written(tmp_path / "data", rows), TOOLS, contexts=contexts)
+    sample, last_only = TokenReader(stage.artifact(TokenShards)).sample(0), encoder(folder, train_on="last")
+    whole = last_only.encode(TWO, tools=[W])
+    assert (whole.input_ids.tolist(), whole.loss_mask.tolist()) == (
+        sample.input_ids.tolist(),
+        sample.loss_mask.tolist(),
+    )
+
+
 AS_SGLANG = {
     "type": "function",
     "function": {"name": "w", "description": "Weather.", "parameters": {"type": "object"}},

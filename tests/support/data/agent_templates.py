@@ -233,6 +233,11 @@ DATED = (
 )
 LOSES_CALLS = EXTENDS.replace(CALLS, "")
 NO_TOOLS = EXTENDS.replace(HEAD, "")
+LOSES_RESULTS = EXTENDS.replace("<tool_response>' + message.content", "<tool_response>'")
+LAST_RESULT = EXTENDS.replace(
+    "<tool_response>' + message.content",
+    "<tool_response>' + ('' if (loop.nextitem or {}).role == 'tool' else message.content)",
+)
 
 
 def with_parts(template: str) -> str:
@@ -350,4 +355,6 @@ TEMPLATES = {
     "dated": AgentTemplate(DATED, _extends),
     "loses calls": AgentTemplate(LOSES_CALLS, _extends),
     "no tools": AgentTemplate(NO_TOOLS, _extends),
+    "loses results": AgentTemplate(LOSES_RESULTS, _extends),
+    "shows the last result": AgentTemplate(LAST_RESULT, _extends),
 }
