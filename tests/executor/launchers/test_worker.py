@@ -6,11 +6,13 @@ import sys
 import threading
 
 import pytest
+from attrs import evolve
 from stage_specs import stage_spec
 from toy_ops import PROJECT
 
 from dsl.files import read_lines
 from dsl.launch import Launch
+from dsl.stage import PoolRendezvous
 from executor.launchers import worker
 from executor.launchers.host_run import stage_environment
 from executor.launchers.worker import WorkerStage
@@ -19,9 +21,9 @@ from executor.system.resource_pool import threads_of
 
 @pytest.fixture
 def make_stage(tmp_path):
-    def make(rank=0, attempt=1):
+    def make(rank=0, attempt=1, pool=None):
         spec = stage_spec(tmp_path, events=tmp_path / "events.jsonl", figures=tmp_path / "figures", attempt=attempt)
-        return WorkerStage({}, tmp_path, tmp_path, rank, 2, 2, 0, 1, "cpu", False, spec, threading.Event())
+        return WorkerStage({}, tmp_path, tmp_path, rank, 2, 2, 0, 1, pool, "cpu", False, spec, threading.Event())
 
     return make
 
@@ -45,12 +47,15 @@ def test_the_first_metrics_of_a_later_attempt_cut_those_before(make_stage, tmp_p
     assert [(event["kind"], event["step"]) for event in events(tmp_path)] == [("cut", 7), ("metric", 7), ("metric", 8)]
 
 
-def test_only_rank_0_reports(make_stage, tmp_path):
-    stage = make_stage(rank=1)
-    stage.log({"train/loss": 1.0}, step=7)
-    stage.progress(1, 1)
-    stage.figure("plot", None)
-    assert list(tmp_path.iterdir()) == []
+def test_only_rank_0_reports_and_no_worker_of_its_pool(make_stage, tmp_path):
+    pool = PoolRendezvous(workers=2, worker=0, folder=tmp_path, private=tmp_path, secret="00" * 32)
+    for stage in (make_stage(rank=1), make_stage(pool=pool)):
+        stage.log({"train/loss": 1.0}, step=7)
+        stage.progress(1, 1)
+        stage.figure("plot", None)
+        assert list(tmp_path.iterdir()) == []
+    make_stage(pool=evolve(pool, worker=None)).progress(1, 1)
+    assert (tmp_path / "events.jsonl").exists()
 
 
 def test_progress_is_written_a_few_times_a_second_and_at_the_end(make_stage, tmp_path, monkeypatch):
