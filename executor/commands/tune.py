@@ -48,7 +48,10 @@ def main(options: argparse.Namespace) -> int:
     decision = tuning.run()
     if tuning.code != OK:
         return tuning.code
-    outcome = outcome_of(trials, decision)
+    rival = tuning.rival(decision)
+    if tuning.code != OK:
+        return tuning.code
+    outcome = outcome_of(trials, decision, rival)
     print_lines(columns(COLUMNS, outcome.rows, right=("steps", "tau", "above the best", "seconds")))
     for sentence in outcome.cost:
         print_lines(sentence)

@@ -172,10 +172,10 @@ def _affordable(kept: Sequence[int], costs: Mapping[int, float], seconds: float)
 
 def _ranked(results: Sequence[Result]) -> tuple[Ranked, ...]:
     order = sorted(results, key=lambda result: (-result.tau, result.trial))
-    return tuple(_compared(result, order[0]) for result in order)
+    return tuple(compared(result, order[0]) for result in order)
 
 
-def _compared(result: Result, best: Result) -> Ranked:
+def compared(result: Result, best: Result) -> Ranked:
     """A result beside the best one of its rung, by the prompts that both answered with a verification step."""
     own, others = ({answer.id: answer for answer in each.answers if answer.steps} for each in (result, best))
     common = [name for name in own if name in others]

@@ -13,9 +13,11 @@ from dsl.tune import trial_name
 from executor.system.output import shown_duration
 from executor.tune.decision import Decision, Ranked, Rung
 from executor.tune.points import kept_count
+from executor.tune.rival import Rival
 from executor.tune.tuning import Trials
 
 COLUMNS = ("trial", "values", "steps", "tau", "interval", "above the best", "its interval", "seconds", "why it ended")
+MTP = "the target's own MTP head"
 PLAIN = ("plain decoding", "", "", "1.00", "", "", "", "", "what every tau is measured against")
 
 
@@ -39,15 +41,15 @@ class Outcome:
     curves: Sequence[Curve]
 
 
-def outcome_of(trials: Trials, decision: Decision) -> Outcome:
-    """The outcome of a decision that has a winner."""
+def outcome_of(trials: Trials, decision: Decision, rival: Rival | str) -> Outcome:
+    """The outcome of a decision that has a winner. rival: the target's own MTP head, or why it has no row."""
     assert decision.winner is not None
     return Outcome(
         winner=trial_name(decision.winner),
         values=trials.shown(decision.winner),
-        rows=[*_rows(trials, decision), PLAIN],
+        rows=[*_rows(trials, decision), *([] if isinstance(rival, str) else [_of_rival(rival)]), PLAIN],
         cost=list(_cost(trials, decision)),
-        not_tried=list(_not_tried(trials, decision)),
+        not_tried=[*_not_tried(trials, decision), *([f"{MTP}: {rival}"] if isinstance(rival, str) else [])],
         curves=_curves(decision),
     )
 
@@ -67,6 +69,13 @@ def _rows(trials: Trials, decision: Decision) -> Iterator[tuple[str, ...]]:
             spent = f"{seconds[failure.trial]:.0f}"
             why = f"failed: {failure.message.splitlines()[0]}"
             yield (*_head(trials, failure.trial), f"before {rung.steps}", "", "", "", "", spent, why)
+
+
+def _of_rival(rival: Rival) -> tuple[str, ...]:
+    faster = "" if rival.speedup is None else f", {rival.speedup:.2f} times as fast as plain decoding"
+    why = f"the target has it already{faster}"
+    values = f"block_size = {rival.block_size}"
+    return MTP, values, "", *_figures(rival.ranked), f"{rival.ranked.seconds:.0f}", why
 
 
 def _head(trials: Trials, trial: int) -> tuple[str, str]:
@@ -125,7 +134,8 @@ def _not_tried(trials: Trials, decision: Decision) -> Iterator[str]:
     ]
     if stopped:
         yield f"more steps for {', '.join(stopped)}, which stopped without being told apart from the best"
-    yield "several seeds of a trial; the target's own draft heads (MTP, EAGLE-3); speed, as tau counts tokens, not time"
+    yield "several seeds of a trial; EAGLE-3 heads, with which dflow cannot decode"
+    yield "speed of the trials, as tau counts tokens, not time"
 
 
 def _curves(decision: Decision) -> list[Curve]:

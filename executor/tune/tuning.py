@@ -7,7 +7,7 @@ side. What was decided is nowhere recorded: it follows from the artifacts (decis
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
@@ -22,13 +22,15 @@ from dsl.read_toml import tree_with_ops
 from dsl.tune import TUNE, Tune, check_tune, put_trials, trial_name
 from executor.launchers.cluster_address import with_cluster
 from executor.planning.planner import cached_artifacts
-from executor.planning.session import make_planner, new_run
+from executor.planning.session import Session, make_planner, new_run
 from executor.scheduler.run_and_report import run_and_report
 from executor.store.artifact_store import Store
 from executor.system.file_locks import shared_gc_lock
 from executor.system.output import FAILED, OK, print_lines
 from executor.tune.decision import Decision, Failure, Result, Rules, decide
 from executor.tune.points import Points, halving_steps, points_of
+from executor.tune.rival import NODE, Rival, put_rival, rival_of
+from ops.lib.forecasts import TargetStated
 from ops.train_dflash.answers import read_answers
 
 NO_TABLE = "[tune] with rungs = [100, 200, 400], and [tune.space] with train.lr = [3e-4, 1e-3]"
@@ -57,6 +59,11 @@ class Trials:
         """The id of the node that trains a trial to a rung."""
         return f"{self.tune.rung_node(steps)}-{trial_name(trial)}"
 
+    def rival_node(self, trial: int) -> str | None:
+        """The id of the node that evaluates the MTP head of the trial's target; None without one."""
+        own = f"{NODE}-{trial_name(trial)}"
+        return next((node_id for node_id in (own, NODE) if node_id in self.graph.nodes), None)
+
     def shown(self, trial: int) -> dict[str, str]:
         """The trial's values as a TOML file writes them, by the names of the space."""
         return {name: option.shown for name, option in self.points.tried[trial].items()}
@@ -81,6 +88,7 @@ def read_trials(file: Path) -> Trials:
         least = halving_steps(1, table.rungs, table.eta)
         message = f"{table.budget_steps} steps are fewer than the {least} of one trial to the last rung"
         raise PipelineError([tree.mistake((TUNE, "budget_steps"), message, f"set {least} or more")])
+    put_rival(tree, table.node)
     put_trials(tree, tune, points.tried)
     trials = Trials(tune, points, attrs.evolve(compiled(tree, absent=absent), sort_by="val/tau"), absent)
     node = trials.graph.nodes[trials.node(0, table.rungs[0])]
@@ -142,20 +150,59 @@ class Tuning:
                     raise DataError(f"{folder}: the training measured no tau: it has no prompt of the split val")
                 yield Result(*nodes[node_id], (manifest and manifest.seconds) or 0.0, tuple(answers))
 
-    def _train(self, decision: Decision) -> int:
-        """One run with the pending trainings of a rung. Returns its exit code; OK where only trials failed."""
+    def rival(self, decision: Decision) -> Rival | str:
+        """The MTP head of the winner's target on the same prompts, evaluated where the store does not have it; or why
+        there is none. `code` is not OK where the evaluation was stopped.
+        """
+        assert decision.winner is not None
+        node_id = self.trials.rival_node(decision.winner)
+        if node_id is None:
+            return "the training reads no target"
+        (target,) = self.trials.graph.nodes[node_id].inputs["target"]
+        folder, _ = self._stored(target)
+        assert folder is not None, "the trainings read it"
+        if mistake := TargetStated.read(folder, folder.name).mtp_mistake():
+            return mistake
+        folder, seconds = self._stored(node_id)
+        if folder is None:
+            code, session = self._run([node_id], "the target's own MTP head")
+            if code == FAILED:
+                return f"its evaluation failed: {session.record.state.nodes[node_id].error}"
+            self.code = code
+            folder, seconds = self._stored(node_id)
+        if folder is None:
+            return "its evaluation was stopped"
+        steps = decision.rungs[-1].steps
+        best = next(each for each in self.results() if (each.trial, each.steps) == (decision.winner, steps))
+        return rival_of(folder, seconds, best)
+
+    def _stored(self, node_id: str) -> tuple[Path | None, float]:
+        """The artifact of a node and the seconds that it took; None where the store does not have it."""
+        graph = self.trials.graph.up_to([node_id])
+        with shared_gc_lock(self.store.path):
+            decisions = make_planner(self.store, graph, absent=self._absent(graph)).plan()
+            folder = cached_artifacts(self.store, decisions).get(node_id)
+            manifest = None if folder is None else self.store.manifest(folder.name)
+        return folder, (manifest and manifest.seconds) or 0.0
+
+    def _run(self, asked: Iterable[str], name: str) -> tuple[int, Session]:
+        """One run with these nodes and what they need. Returns its exit code."""
         self.has_run = True
-        asked = {self.trials.node(trial, decision.steps): trial for trial in decision.pending}
         graph = self.trials.graph.up_to(asked)
-        print_lines(f"{len(asked)} of {self.trials.rules.trials} trials to step {decision.steps}")
+        print_lines(name)
         session = new_run(
             self.store,
             with_cluster(graph),
             absent=self._absent(graph),
             file=str(self.file.absolute()),
-            name=f"tune: {len(asked)} trials to step {decision.steps}",
+            name=f"tune: {name}",
         )
-        code = run_and_report(session, keep_going=True, again=self.command)
+        return run_and_report(session, keep_going=True, again=self.command), session
+
+    def _train(self, decision: Decision) -> int:
+        """One run with the pending trainings of a rung. Returns its exit code; OK where only trials failed."""
+        asked = {self.trials.node(trial, decision.steps): trial for trial in decision.pending}
+        code, session = self._run(asked, f"{len(asked)} of {self.trials.rules.trials} trials to step {decision.steps}")
         if code != FAILED:
             return code
         states = session.record.state.nodes

@@ -25,7 +25,7 @@ def conflicts(config: Evaluate, forecast: Mapping[str, Any]) -> dict[str, str]:
     return by_field(
         (
             *_of_draft(config, draft, target),
-            *_of_target(target),
+            *_of_target(config, target),
             *_of_tokens(config, tokens, target),
             *_lengths(config, tokens, target),
         )
@@ -45,9 +45,13 @@ def _of_draft(config: Evaluate, draft: DraftForecast | None, target: TargetState
             yield name, mistake
 
 
-def _of_target(target: TargetStated | None) -> Iterator[tuple[str, str]]:
-    if target is not None and (mistake := target.running_mistake(WITHOUT) or target.verifying_mistake):
+def _of_target(config: Evaluate, target: TargetStated | None) -> Iterator[tuple[str, str]]:
+    if target is None:
+        return
+    if mistake := target.running_mistake(WITHOUT) or target.verifying_mistake:
         yield "target", mistake
+    if config.mtp and (mistake := target.mtp_mistake()):
+        yield "mtp", mistake
 
 
 def _of_tokens(

@@ -39,9 +39,14 @@ def _temperature(_instance: object, _attribute: object, temperature: float) -> N
 class Evaluate:
     """Decode prompts with the draft and the target; measure tau and check that nothing is lost."""
 
-    draft: Draft
+    draft: Draft | None = None
     target: TargetModel
     tokens: TokenShards
+    mtp: bool = field(
+        default=False,
+        keyed_default=False,
+        help="decode with the target's own MTP head instead of a draft, of Qwen3.5 and Qwen3-Next (docs/evaluation.md)",
+    )
     split: Literal["val", "test"] = field(default="test", help="the split of the prompts, without a benchmark")
     prompts: Literal["last", "each"] = field(
         default="last",
@@ -90,7 +95,8 @@ class Evaluate:
     block_size: int | None = field(
         default=None,
         validator=validators.optional(validators.ge(2)),
-        help="slots of a block at inference, the anchor's included; default and maximum: that of the training",
+        help="slots of a block at inference, the anchor's included; default and maximum: that of the training; with "
+        "mtp any number, 4 by default",
     )
     batch_size: int = field(
         default=8,
@@ -114,7 +120,7 @@ class Evaluate:
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", help="of the forward passes of target and draft"
     )
-    random_draft: bool = field(default=True, help="measure a randomly initialised draft too")
+    random_draft: bool = field(default=True, help="measure a randomly initialised draft too; not with mtp")
     tie_margin: float | None = field(
         default=None,
         validator=validators.optional(validators.ge(0)),
@@ -137,10 +143,18 @@ class Evaluate:
         """Mistakes against nodes above: blocks larger than in training, or a split that ingest leaves empty.
 
         Each is checked only if the pipeline has that node. Fields of a benchmark without one are mistakes too, and
-        every answer asked of tokens without contexts of their own.
+        every answer asked of tokens without contexts of their own, and neither or both of a draft and mtp.
         """
         trained = above("draft", "draft").get("block_size")
         wrong = {}
+        if "draft" in values and (values["draft"] is not None) == values.get("mtp"):
+            has_both = values.get("mtp")
+            wrong["mtp" if has_both else "draft"] = (
+                "the target's own MTP head is evaluated instead of a draft: leave one of them out"
+                if has_both
+                else 'the required key "draft" is missing: name the draft\'s node, or set mtp = true to evaluate the '
+                "target's own MTP head"
+            )
         for name, sizes in (
             ("block_size", (values.get("block_size"),)),
             ("block_sizes", values.get("block_sizes", ())),

@@ -48,22 +48,27 @@ def estimate(config: Evaluate, context: PlanContext) -> Estimate:
         max_new_tokens=config.max_new_tokens,
         dtype=config.dtype,
         inputs={edge: identity_of(given) for edge, given in context.inputs.items()},
-        settings={"benchmark": config.benchmark, "temperature": config.temperature, "block_size": config.block_size},
+        settings={
+            "benchmark": config.benchmark,
+            "temperature": config.temperature,
+            "block_size": config.block_size,
+            "mtp": config.mtp,
+        },
     )
     if context.artifact is not None:
         made = ReportForecast.of(read_json(context.artifact / "report.json"))
         forecast = evolve(forecast, inputs=made.inputs, settings=made.settings)
     target: TargetForecast | None = context.inputs["target"]
     draft: DraftForecast | None = context.inputs["draft"]
-    if target is None or draft is None:
+    if target is None or (draft is None and not config.mtp):
         return Estimate(growth=_growth(config, context), forecast=forecast)
-    drafts, item_size = 1 + config.random_draft, ITEM_SIZES[config.dtype]
+    shape, item_size = None if draft is None else draft.shape, ITEM_SIZES[config.dtype]
+    drafts = {"MTP head": target.sizes.mtp * item_size}
+    if shape is not None:
+        drafts = {"drafts": (1 + config.random_draft) * draft_parameters(shape) * item_size}
     return Estimate(
-        memory={
-            "target": target.sizes.parameters * item_size,
-            "drafts": drafts * draft_parameters(draft.shape) * item_size,
-        },
-        per_pass=_per_pass(config, target, draft.shape, context.inputs["tokens"]),
+        memory={"target": target.sizes.parameters * item_size, **drafts},
+        per_pass=_per_pass(config, target, shape, context.inputs["tokens"]),
         growth=_growth(config, context),
         forecast=forecast,
         notes=tuple(filter(None, [dequantising_note(target.config, config.dtype)])),
@@ -71,17 +76,23 @@ def estimate(config: Evaluate, context: PlanContext) -> Estimate:
 
 
 def _per_pass(
-    config: Evaluate, target: TargetForecast, draft: DraftConfig, tokens: TokensForecast | None
+    config: Evaluate, target: TargetForecast, draft: DraftConfig | None, tokens: TokensForecast | None
 ) -> dict[str, int]:
-    """The bytes of a batch of the longest prompts and their answers; none for a benchmark of unknown lengths."""
+    """The bytes of a batch of the longest prompts and their answers; none for a benchmark of unknown lengths.
+
+    draft: None for the target's own MTP head.
+    """
     if tokens is None or config.benchmark is not None:
         return {}
     longest = tokens.longest + config.max_new_tokens
     rows = max(config.batch_size, *config.batch_sizes, 1)
     rows = min(rows, len(CATEGORIES) * (config.max_prompts or rows))
     sizes = PassSizes(target.sizes.text, ITEM_SIZES[config.dtype])
-    context = draft.num_hidden_layers * 2 * draft.num_key_value_heads * draft.head_dim + 4 * draft.hidden_size
-    parts = sizes.of_batch(rows, longest, len(draft.target_layer_ids))
+    context, captured = 8 * int(target.sizes.text["hidden_size"]), 2
+    if draft is not None:
+        context = draft.num_hidden_layers * 2 * draft.num_key_value_heads * draft.head_dim + 4 * draft.hidden_size
+        captured = len(draft.target_layer_ids)
+    parts = sizes.of_batch(rows, longest, captured)
     parts["cache of chunks"] = 0
     cache = {"cache": sizes.cache(rows * longest)}
     return parts | cache | {"the draft's context": rows * longest * context * sizes.item_size}

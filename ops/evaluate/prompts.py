@@ -36,6 +36,7 @@ from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.data.tool_forms import GIVEN
 from ops.lib.drafts.backbone.config import DraftConfig
+from ops.lib.drafts.decoding.decode_options import MtpUse
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, check_images_fit, check_patches_fit
 from ops.lib.target.sizes import context_length, positions, positions_field, rope_limit
@@ -346,7 +347,7 @@ def by_length(prompts: Sequence[Prompt]) -> list[int]:
 def check_lengths(
     prompts: Sequence[Prompt],
     text: Mapping[str, Any],
-    draft: DraftConfig,
+    draft: DraftConfig | MtpUse,
     max_new_tokens: int,
     field: str = "max_new_tokens",
 ) -> None:
@@ -354,16 +355,18 @@ def check_lengths(
 
     Beyond it RoPE's angles are untrained: nothing fails, but answers are poor, tau is low, and a serving engine rejects
     the request. Tokens are counted as in engines, including images. text: the language model's part of the target's
-    config.json. field: the config field of max_new_tokens.
+    config.json. draft: or how the target's own MTP head is used. field: the config field of max_new_tokens.
     """
     within = rope_limit(text)
-    limits = {
-        "target": context_length(text) if within is None else within - draft.block_size,  # the last block is whole
-        "draft": positions(draft.max_position_embeddings, draft.rope_scaling),
-    }
-    whose, limit = min(
-        ((name, limit) for name, limit in limits.items() if limit is not None), key=lambda named: named[1]
-    )
+    limits = {"target": context_length(text)}
+    if within is not None:
+        limits["target"] = within - draft.block_size  # the last block is whole
+    if not isinstance(draft, MtpUse):
+        limits["draft"] = positions(draft.max_position_embeddings, draft.rope_scaling)
+    known = [(name, limit) for name, limit in limits.items() if limit is not None]
+    if not known:
+        return
+    whose, limit = min(known, key=lambda named: named[1])
     of_target = positions_field(text) + ("" if within is None else ", less a block,")
     field_of = {"target": of_target, "draft": "max_position_embeddings"}
     answer = max_new_tokens + 1  # the first token comes from the prefill

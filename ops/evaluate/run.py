@@ -30,8 +30,10 @@ from ops.evaluate.turns import JOURNAL, Decoder, decode_conversations
 from ops.lib.data.files import read_json, write_json, write_jsonl
 from ops.lib.data.token_shards import KINDS, TokenReader
 from ops.lib.drafts.backbone.load import import_record, load_draft, random_draft
+from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
-from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.decoding.decode_options import DraftUse, MtpUse
+from ops.lib.drafts.decoding.mtp import MtpHead
 from ops.lib.forecasts import DraftForecast, TargetStated, TokensForecast, refuse_conflicts
 from ops.lib.report_sections import NOT_KNOWN, interval_text, is_known
 from ops.lib.target.model import Target, read_config
@@ -47,7 +49,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
     Raises DataError if draft or tokens do not fit the target, and if speculative decoding changed an answer
     beyond a tie; the report is then in the work folder.
     """
-    seed, dtype = config.seed or 0, getattr(torch, config.dtype)
+    dtype = getattr(torch, config.dtype)
     statements = _statements(stage)
     refuse_conflicts(conflicts(config, statements))
     if reason := statements["target"].unbatched_reason:
@@ -57,18 +59,18 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         stage.warn(note)
     target = Target.load(stage.inputs["target"], stage.device, dtype)
     encoder = encoder_of(stage.inputs["tokens"], target)
-    draft = load_draft(stage.inputs["draft"].path, stage.device, dtype)
-    use = DraftUse.of(draft.config, config.block_size)
+    draft, untrained, use = _draft(config, stage, target)
     decoder = Decoder(
         target=target,
         draft=draft,
-        untrained=random_draft(draft.config, seed, stage.device, dtype) if config.random_draft else None,
+        untrained=untrained,
         use=use,
         settings=_settings(config, config.temperature),
         block_sizes=[size for size in dict.fromkeys(config.block_sizes) if size != use.block_size],
     )
     prompts = choose_prompts(config, stage, target, encoder)
-    check_lengths(prompts, target.family.text_config, draft.config, config.max_new_tokens)
+    trained = MtpUse(use.block_size) if isinstance(draft, MtpHead) else draft.config
+    check_lengths(prompts, target.family.text_config, trained, config.max_new_tokens)
     answered = decode_conversations(decoder, prompts, config.batch_size, stage)
     further = [answered.in_blocks(size) for size in decoder.block_sizes]
     for temperature, size in config.further_passes:
@@ -81,16 +83,29 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
     summary = Summary(
         config=config,
         use=use,
-        trained_block_size=draft.config.block_size,
+        trained_block_size=trained.block_size,
         answered=answered,
         further=further,
         kinds=[encoder.kinds.of(result.speculative.tokens).tolist() for result in answered.results],
         enable_thinking=read_json(stage.inputs["tokens"].path / "tokens.json").get("enable_thinking"),
-        inputs={name: stage.inputs[name].digest for name in ("draft", "target", "tokens")},
-        imported=import_record(stage.inputs["draft"].path),
+        inputs={name: given.digest for name, given in sorted(stage.inputs.items())},
+        imported=None if config.mtp else import_record(stage.inputs["draft"].path),
         data_kinds=data_kinds(TokenReader(stage.inputs["tokens"], config.split)) if config.benchmark is None else {},
     )
     finish(summary, encoder.processor, stage)
+
+
+def _draft(
+    config: Evaluate, stage: Stage, target: Target
+) -> tuple[DraftModel | MtpHead, DraftModel | None, DraftUse | MtpUse]:
+    """What proposes, the random draft beside it, and how both are used."""
+    if config.mtp:
+        head = MtpHead.load(target, stage.inputs["target"].path / "model")
+        return head, None, MtpUse() if config.block_size is None else MtpUse(config.block_size)
+    dtype = target.model.dtype
+    draft = load_draft(stage.inputs["draft"].path, stage.device, dtype)
+    untrained = random_draft(draft.config, config.seed or 0, stage.device, dtype) if config.random_draft else None
+    return draft, untrained, DraftUse.of(draft.config, config.block_size)
 
 
 def data_kinds(reader: TokenReader) -> dict[str, int]:
@@ -108,9 +123,10 @@ def _settings(config: Evaluate, temperature: float) -> DecodeSettings:
 
 def _statements(stage: Stage) -> dict[str, Any]:
     """The forecasts that describe the stage's real inputs, by edge."""
-    draft, target, tokens = (stage.inputs[edge] for edge in ("draft", "target", "tokens"))
+    target, tokens = stage.inputs["target"], stage.inputs["tokens"]
+    draft = stage.inputs.get("draft")
     return {
-        "draft": DraftForecast.read(draft.path, draft.digest),
+        "draft": None if draft is None else DraftForecast.read(draft.path, draft.digest),
         "target": TargetStated.read(target.path, target.digest),
         "tokens": TokensForecast.read(tokens.path, tokens.digest),
     }

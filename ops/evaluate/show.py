@@ -84,6 +84,8 @@ def _tau(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Secti
     source = f"the split {report['split']}" if report["benchmark"] is None else f"the benchmark {report['benchmark']}"
     way = "greedy" if report["temperature"] == 0 else f"sampled at temperature {report['temperature']:g}"
     size = f"blocks of {report['block_size']}"
+    if report.get("mtp"):
+        size += ", proposed by the target's own MTP head"
     if report["block_size"] != report["block_size_trained"]:
         size += f" (trained with {report['block_size_trained']})"
     return Section(

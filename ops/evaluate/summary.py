@@ -31,7 +31,7 @@ from ops.evaluate.turns import WAYS, Answered, PromptResult
 from ops.lib.data.files import read_jsonl
 from ops.lib.data.token_shards import KINDS
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.decoding.decode_options import DraftUse, MtpUse
 
 ORIGIN = ("publisher", "trained_for")
 PARTS = ("reasoning", "text", "call")  # kinds at which a step may begin
@@ -49,7 +49,7 @@ class Summary:
     """
 
     config: Evaluate
-    use: DraftUse
+    use: DraftUse | MtpUse
     trained_block_size: int
     answered: Answered
     further: Sequence[Answered]
@@ -119,6 +119,8 @@ class Summary:
             report["tau_by_temperature"] = {f"{each.temperature:g}": self._tau(each) for each in temperatures}
         if len(blocks := self._passes(batch_size=config.batch_size, temperature=config.temperature)) > 1:
             report["tau_by_block"] = {str(each.block_size): self._tau(each) for each in blocks}
+        if config.mtp:
+            report["mtp"] = True
         if self.imported is not None:
             report["imported"] = {name: self.imported[name] for name in ORIGIN if name in self.imported}
         if untrained:

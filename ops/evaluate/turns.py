@@ -35,7 +35,8 @@ from ops.lib.drafts.decoding.decode_batch import (
     decode_plain_batch,
     decode_speculative_batch,
 )
-from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.decoding.decode_options import DraftUse, MtpUse
+from ops.lib.drafts.decoding.mtp import MtpHead
 from ops.lib.target.model import Target
 
 
@@ -140,15 +141,16 @@ PARTS: tuple[Part, ...] = ("prefill", "draft", "verify")
 
 @frozen
 class Decoder:
-    """Decodes batches plainly and speculatively. untrained: a draft with random weights, or None.
+    """Decodes batches plainly and speculatively.
 
-    block_sizes: further ones, besides that of `use`.
+    draft: or the target's own MTP head. untrained: a draft with random weights, or None. block_sizes: further ones,
+    besides that of `use`.
     """
 
     target: Target
-    draft: DraftModel
+    draft: DraftModel | MtpHead
     untrained: DraftModel | None
-    use: DraftUse
+    use: DraftUse | MtpUse
     settings: DecodeSettings
     block_sizes: Sequence[int] = ()
 
@@ -157,7 +159,7 @@ class Decoder:
 
     def speculative(
         self,
-        draft: DraftModel,
+        draft: DraftModel | MtpHead,
         samples: Sequence[TokenSample],
         clock: DecodeClock | None = None,
         block_size: int | None = None,

@@ -41,6 +41,10 @@ def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> I
     it is gone.
     """
     tau = report["tau"][ALL]
+    if report.get("mtp"):
+        yield Section("the target's own MTP head", _of_rival(report, measured))
+        yield Section("losslessness", _lossless(report))
+        return
     if tau["steps"]:
         yield Section("tau", _with_target(_with_speed(_against_random(report), measured), report))
     else:
@@ -54,6 +58,15 @@ def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> I
         yield Section("time", _slowest(measured))
     if measured is not None and "load" in measured:
         yield Section("load", _under_load(measured["load"]), is_timed=True)
+
+
+def _of_rival(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Finding:
+    """What an MTP head reaches, without a judgement: it is what a draft is compared with."""
+    tau = report["tau"][ALL]
+    text = f"{_figure(tau)} tokens per pass of the target" if tau["steps"] else "no answer has a step"
+    if measured is not None and is_known(measured["speedup_low"], measured["speedup_high"]):
+        text += f", {measured['speedup']:.2f} times as fast as plain decoding"
+    return verdict("good", f"{text}, in blocks of {report['block_size']}; a draft has to be better")
 
 
 def _against_random(report: Mapping[str, Any]) -> Finding:

@@ -21,7 +21,7 @@ from ops.ingest.remedies import REMEDIES, advised
 from ops.ingest.sample import LAST, DroppedSample, RawSample
 from ops.ingest.source import check_builtin
 from ops.ingest.splits import hash_of, kept_of, split_of
-from ops.lib.data.files import json_line, sample_line, write_json
+from ops.lib.data.files import json_line, write_json
 from ops.lib.data.image_packs import MAX_IMAGE_BYTES, PackWriter
 from ops.lib.data.sample_account import DUPLICATE, NOT_TAKEN, SPLITS, Tally, Unusable
 
@@ -69,7 +69,7 @@ def ingest(config: Ingest, stage: Stage) -> None:
             contents.add(content, split)
             if config.learnt_in_requests == "last" and sample.opening is not None:
                 row["learnt"] = LAST
-            file.write(sample_line(row))
+            file.write(json_line(row))
             tally.keep(split)
             grouped += sample.topic is not None
             thinking += any(turn.reasoning_content for turn in sample.turns)

@@ -16,7 +16,7 @@ from dsl.stage import Stage
 from ops.artifacts import Samples
 from ops.inject_images.messages import messages
 from ops.inject_images.op import InjectImages
-from ops.lib.data.files import read_jsonl, sample_line
+from ops.lib.data.files import json_line, read_jsonl
 from ops.lib.data.image_packs import link_packs, read_packed
 from ops.lib.data.ordered_threads import available_cores, in_order
 from ops.lib.data.sample_account import Tally
@@ -62,7 +62,7 @@ def inject_images(config: InjectImages, stage: Stage) -> None:
                 tally.drop(reason, row["id"], detail)
             else:
                 kept = {name: row[name] for name in KEPT if name in row}
-                file.write(sample_line({**kept, "messages": messages(row, config.image_policy)}))
+                file.write(json_line({**kept, "messages": messages(row, config.image_policy)}))
                 tally.keep(row["split"])
             if done % 100 == 0 or done == total:
                 stage.progress(done, total)

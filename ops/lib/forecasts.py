@@ -28,7 +28,14 @@ from ops.lib.data.files import read_json, read_jsonl, read_object
 from ops.lib.data.sample_account import SPLITS, summary_splits
 from ops.lib.data.tool_forms import GIVEN
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
-from ops.lib.target.checkpoint_check import processor_folder_mistakes, quantised_bytes, running_mistake, sizes_in
+from ops.lib.target.checkpoint_check import (
+    processor_folder_mistakes,
+    quantised_bytes,
+    running_mistake,
+    sizes_in,
+    stored_tensors,
+)
+from ops.lib.target.mtp_tensors import mtp_mistake
 from ops.lib.target.probed import Probe, heeded, kept_probes
 from ops.lib.target.quantised import BY_SGLANG
 from ops.lib.target.same_target import is_same_target
@@ -39,7 +46,7 @@ from ops.lib.vision.processor_files import chosen_limits, image_settings, templa
 from ops.lib.vision.template_kinds import WITH_TOOLS, shows_tools
 
 MILLION = 1_000_000
-SETTINGS = ("benchmark", "temperature", "block_size", "block_size_trained")  # of an evaluation
+SETTINGS = ("benchmark", "temperature", "block_size", "block_size_trained", "mtp")  # of an evaluation
 FIRST_ROWS = 100  # of samples, by which it is known what rows have
 ANSWERED = "answered.json"  # of samples that a target answered: the fields of Answered
 PROMPTS_ONLY = "the tokens are prompts without answers, of which nothing is learnt: set prompts_only = false"
@@ -126,6 +133,10 @@ class TargetStated:
         """
         return running_mistake(self.config, None if self.folder is None else self.folder / "model", instead)
 
+    def mtp_mistake(self) -> str:
+        """A text on why the target's own MTP head cannot be used; empty if it can, or if that is not known yet."""
+        return "" if self.folder is None else mtp_mistake(self.config, stored_tensors(self.folder / "model"))
+
     @property
     def verifying_mistake(self) -> str:
         """A text on why answers by a draft are not the target's own, as load_target measured; empty if they are, if
@@ -175,7 +186,14 @@ class TargetForecast(TargetStated):
     def running_mistake(self, instead: str = BY_SGLANG) -> str:
         """As of TargetStated, also before the target is in the store; mistakes of the files are reported elsewhere."""
         with suppress(OSError, DataError):
-            return running_mistake(self.config, self.checkpoint, instead)
+            return running_mistake(self.config, None if self.quantised_bytes is None else self.checkpoint, instead)
+        return ""
+
+    def mtp_mistake(self) -> str:
+        """As of TargetStated, also before the target is in the store."""
+        with suppress(OSError, DataError):
+            stored = {} if self.checkpoint is None else stored_tensors(self.checkpoint)
+            return mtp_mistake(self.config, stored) if stored else ""
         return ""
 
     @classmethod
@@ -186,10 +204,8 @@ class TargetForecast(TargetStated):
         """
         if directory is None:
             return cls(config=config, sizes=TargetSizes.of(config), **known)
-        stored = quantised_bytes(config, directory)
-        checkpoint = None if stored is None else directory
-        sizes = sizes_in(directory, config)
-        return cls(config=config, sizes=sizes, quantised_bytes=stored, checkpoint=checkpoint, **known)
+        stored, sizes = quantised_bytes(config, directory), sizes_in(directory, config)
+        return cls(config=config, sizes=sizes, quantised_bytes=stored, checkpoint=directory, **known)
 
     @classmethod
     def made(cls, folder: Path, identity: str, **known: Any) -> TargetForecast:

@@ -25,7 +25,7 @@ from ops.artifacts import ImageSamples, TargetModel
 from ops.evaluate.statistics import is_repetition
 from ops.ingest.sample import LAST
 from ops.lib.data.checkpoint_code import read_settings
-from ops.lib.data.files import link_or_copy, read_jsonl, sample_line, write_json
+from ops.lib.data.files import json_line, link_or_copy, read_jsonl, write_json
 from ops.lib.data.image_packs import link_packs
 from ops.lib.data.sample_account import Tally
 from ops.lib.data.shared_shards import SharedShards
@@ -306,7 +306,7 @@ def write_samples(config: RegenerateAnswers, stage: Stage, folder: Path, encoder
                 spoilt += differently > 0
                 trained_on += len(outcome["answers"])
                 kept += 1
-            file.write(sample_line(row))
+            file.write(json_line(row))
             tally.keep(row["split"], is_read=row["split"] in config.splits)
     if not kept:
         raise DataError(f"no answer of the target is left:\n{tally.reasons()}\n{remedies(tally.dropped, known)}")

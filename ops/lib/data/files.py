@@ -121,22 +121,22 @@ def check_json_files(folder: Path) -> None:
             raise DataError(f"{path}: nested too deeply, in more than {DEEPEST} levels")
 
 
-def json_line(value: object, *, sort_keys: bool = True) -> str:
-    """The value as a line of a JSONL file, with its newline. Raises ValueError as `write_json` does."""
-    return json.dumps(value, sort_keys=sort_keys, ensure_ascii=False, allow_nan=False) + "\n"
+ORDERED = frozenset({"tools", "documents"})  # of a sample: templates write their keys in the order given
 
 
-def sample_line(row: dict[str, Any]) -> str:
-    """A sample as a line of samples.jsonl. Keys are sorted, but for samples with tools or documents, since templates
-    write these in the order given. Raises ValueError as `write_json` does.
+def json_line(value: object) -> str:
+    """The value as a line of a JSONL file, with its newline. Keys are sorted, but for samples with ORDERED ones.
+
+    Raises ValueError as `write_json` does.
     """
-    return json_line(row, sort_keys=not {"tools", "documents"} & row.keys())
+    is_ordered = isinstance(value, dict) and not ORDERED.isdisjoint(value)
+    return json.dumps(value, sort_keys=not is_ordered, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_jsonl(path: Path, rows: Iterable[object]) -> None:
-    """Write rows to a JSONL file: one compact JSON object with sorted keys in each line."""
+    """Write rows to a JSONL file: one compact JSON object, as `json_line` gives it, in each line."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(json_line(row) for row in rows)
+        file.writelines(map(json_line, rows))
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import Protocol
 
 import torch
 from attrs import define, field
@@ -27,7 +28,7 @@ from ops.lib.target.cache import (
     save,
     windows_of,
 )
-from ops.lib.target.model import LayerInputs, Target
+from ops.lib.target.model import Target
 from ops.lib.target.prefill import Prefill
 
 
@@ -39,6 +40,13 @@ class Verification(Enum):
     TOKEN = "token by token, one prompt at a time"
 
 
+class Captured(Protocol):
+    """What a context records of the target's passes for a draft."""
+
+    def features(self) -> Tensor:
+        """The features of the last pass, [B, K, F]."""
+
+
 @define(eq=False)
 class BatchVerifier:
     """Verifier of a batch's blocks.
@@ -47,7 +55,7 @@ class BatchVerifier:
     """
 
     target: Target
-    captured: LayerInputs
+    captured: Captured
     cache: Cache
     rows: Rows
     offset_B: Tensor
@@ -88,7 +96,7 @@ class SingleVerifier:
     """
 
     target: Target
-    captured: LayerInputs
+    captured: Captured
     cache: DynamicCache
     rows: Rows
     offset_B: Tensor
@@ -133,7 +141,7 @@ class SingleVerifier:
 
 
 def verifier_of(
-    way: Verification, target: Target, captured: LayerInputs, begun: Prefill, rows: Rows, room: int
+    way: Verification, target: Target, captured: Captured, begun: Prefill, rows: Rows, room: int
 ) -> BatchVerifier | SingleVerifier:
     """The verifier behind a prefill into a `whole_cache`, with room for as many columns. It takes over the cache.
 

@@ -55,7 +55,7 @@ def samples_of(folder, *conversations, tools=TOOLS, **more):
         {"id": f"s{n}", "split": "train", "category": "text", "messages": messages, "images": [], "tools": tools} | more
         for n, messages in enumerate(conversations)
     ]
-    (folder / "samples.jsonl").write_text("".join(json_line(row, sort_keys=False) for row in rows))
+    (folder / "samples.jsonl").write_text("".join(json_line(row) for row in rows))
     return ImageSamples(folder, folder_digest(folder))
 
 

@@ -18,7 +18,7 @@ GREEDY = {"max_new_tokens": 16, "finish_reasons": ("stop", "length"), "min_answe
 POINTS = {
     "in the middle of a shard": ("ops.regenerate_answers.shards:Journal.add", 2),
     "between the end of a shard and its publication": ("ops.regenerate_answers.shards:publish", 2),
-    "while it writes the artifact": ("ops.regenerate_answers.run:sample_line", 3),
+    "while it writes the artifact": ("ops.regenerate_answers.run:json_line", 3),
 }
 
 

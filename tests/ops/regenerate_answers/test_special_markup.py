@@ -76,7 +76,7 @@ def answered(folder, processor, server, messages=CHAIN, **options):
     """The stage of a server's answers to one conversation, and the bodies of its requests."""
     (folder / "in").mkdir(parents=True)
     row = {"id": "s", "split": "train", "category": "text", "messages": messages, "images": [], "tools": TOOLS}
-    (folder / "in" / "samples.jsonl").write_text(json_line(row, sort_keys=False))
+    (folder / "in" / "samples.jsonl").write_text(json_line(row))
     stage = FakeStage(folder, {"samples": ImageSamples(folder / "in", folder_digest(folder / "in")), "target": None})
     with ChatServer(server, owner="somebody") as running:
         own = {"target": None, "processor": str(processor), "concurrency": 1, "min_answer_tokens": 1, **options}

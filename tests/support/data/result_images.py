@@ -12,7 +12,7 @@ from chat_samples import png, write_samples
 from chat_templates import TOOLS as QWEN3_VL
 
 from ops.artifacts import ImageSamples
-from ops.lib.data.files import sample_line
+from ops.lib.data.files import json_line
 from ops.lib.data.image_packs import PackWriter
 
 SHOWING = {"qwen3-vl": QWEN3_VL, "strips": with_parts(STRIPS), "rewrites": with_parts(REWRITES)}
@@ -66,5 +66,5 @@ def write_seen(
         category = "image" if images else "text"
         line = {"id": name, "split": split, "category": category, "messages": messages, "images": images}
         lines.append(line | {"tools": TOOLS} | more)
-    (folder / "samples.jsonl").write_text("".join(map(sample_line, lines)), encoding="utf-8")
+    (folder / "samples.jsonl").write_text("".join(map(json_line, lines)), encoding="utf-8")
     return samples

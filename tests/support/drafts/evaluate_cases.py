@@ -47,7 +47,8 @@ def make_draft(config: DraftConfig, folder: Path) -> Draft:
 
 def evaluate_config(**changes: Any) -> Evaluate:
     edges = {"draft": Ref("export"), "target": Ref("target"), "tokens": Ref("tokenize"), "seed": 0}
-    return Evaluate(**edges, **{"max_prompts": 2, "max_new_tokens": 20, "bootstrap": 50, "batch_size": 2, **changes})
+    own = {"max_prompts": 2, "max_new_tokens": 20, "bootstrap": 50, "batch_size": 2}
+    return Evaluate(**{**edges, **own, **changes})
 
 
 def run_evaluate(

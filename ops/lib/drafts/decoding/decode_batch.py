@@ -10,6 +10,7 @@ Rows accept different numbers of draft tokens, and leave the batch when their an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from attrs import field, frozen, validators
@@ -20,14 +21,15 @@ from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.answers import Answers
 from ops.lib.drafts.decoding.clock import DecodeClock, lap, start
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.drafts.decoding.decode_options import DraftUse, MtpUse
 from ops.lib.drafts.decoding.draft_rows import DraftRows
+from ops.lib.drafts.decoding.mtp import MtpHead, MtpRow, capture_for_mtp
 from ops.lib.drafts.decoding.sampling import Choice, GreedyChoice, SampledChoice, choose, draws
 from ops.lib.target.cache import Rows, own_cache, whole_cache
 from ops.lib.target.cache_trial import verification_of
 from ops.lib.target.model import Target
-from ops.lib.target.prefill import prefill
-from ops.lib.target.verify import Verification, verifier_of
+from ops.lib.target.prefill import Prefill, prefill
+from ops.lib.target.verify import Captured, Verification, verifier_of
 from ops.lib.vision.batch import ModelInputs
 
 
@@ -65,17 +67,17 @@ def decode_plain_batch(
 
 def decode_speculative_batch(
     target: Target,
-    draft: DraftModel,
+    draft: DraftModel | MtpHead,
     samples: Sequence[TokenSample],
     settings: DecodeSettings,
-    use: DraftUse | None = None,
+    use: DraftUse | MtpUse | None = None,
     clock: DecodeClock | None = None,
 ) -> list[Decoded]:
     """The answer to each prompt by speculative decoding. clock: its times are added up in it.
 
-    use: how the draft is fed; default: as in training.
+    draft: or the target's own MTP head. use: how the draft is fed; default: as in training.
     """
-    use = use or DraftUse.of(draft.config)
+    use = use or (MtpUse() if isinstance(draft, MtpHead) else DraftUse.of(draft.config))
     batches = _batches(target, samples)
     return [decoded for batch in batches for decoded in _speculate(target, draft, batch, settings, use, clock)]
 
@@ -93,10 +95,10 @@ def _batches(target: Target, samples: Sequence[TokenSample]) -> list[Sequence[To
 @torch.inference_mode()
 def _speculate(
     target: Target,
-    draft: DraftModel,
+    draft: DraftModel | MtpHead,
     samples: Sequence[TokenSample],
     settings: DecodeSettings,
-    use: DraftUse,
+    use: DraftUse | MtpUse,
     clock: DecodeClock | None,
 ) -> list[Decoded]:
     """Decode one batch: prefill, then draft, verify and accept until every answer has ended."""
@@ -105,12 +107,12 @@ def _speculate(
     room = most_tokens + use.block_size
     choice = _choice(settings, samples, room, target.device)
     way = verification_of(target)
-    with target.capture_inputs(use.target_layer_ids) as captured:
+    with _captured(target, use) as captured:
         start(clock)
         begun = prefill(target, target.prompts(samples), whole_cache(target))
         lap(clock, "prefill")
         rows = Rows.of(begun.mask_BS)
-        context = DraftRows(draft, use, rows)
+        context = _context(draft, use, rows, begun)
         context.fill(captured.features(), room)
         lap(clock, "draft")
         verifier = verifier_of(way, target, captured, begun, rows, room)
@@ -140,6 +142,18 @@ def _speculate(
             left = answers.add_block(proposal, count_B, anchors_B, nearest)
         lap(clock, "other")
     return answers.decoded()
+
+
+def _captured(target: Target, use: DraftUse | MtpUse) -> AbstractContextManager[Captured]:
+    return capture_for_mtp(target) if isinstance(use, MtpUse) else target.capture_inputs(use.target_layer_ids)
+
+
+def _context(draft: DraftModel | MtpHead, use: DraftUse | MtpUse, rows: Rows, begun: Prefill) -> DraftRows | MtpRow:
+    if isinstance(draft, MtpHead):
+        assert isinstance(use, MtpUse)
+        return MtpRow(draft, use, rows, begun.offset_B)
+    assert isinstance(use, DraftUse)
+    return DraftRows(draft, use, rows)
 
 
 def _choice(settings: DecodeSettings, samples: Sequence[TokenSample], count: int, device: torch.device) -> Choice:

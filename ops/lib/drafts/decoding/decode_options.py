@@ -1,4 +1,4 @@
-"""How a draft is fed when it decodes: the settings of training, unless they are changed to see what that does."""
+"""How a draft is used when it decodes: the settings of training, unless they are changed to see what that does."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ class DraftUse:
         if mistake := block_size_mistake(draft, size):
             raise ConfigError(mistake)
         return cls(target_layer_ids=tuple(draft.target_layer_ids), mask_token_id=draft.mask_token_id, block_size=size)
+
+
+@frozen
+class MtpUse:
+    """The way a target's own MTP head is used. block_size: slots of a block, including the anchor's: one more than the
+    num_speculative_tokens of vLLM and the speculative_num_steps of SGLang, whose usual value is 3.
+    """
+
+    block_size: int = 4
 
 
 def block_size_mistake(draft: DraftConfig, size: int, field: str = "block_size") -> str:

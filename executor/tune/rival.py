@@ -1,0 +1,72 @@
+"""The target's own MTP head beside the trials: a node that decodes the same val prompts with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from dsl.tree import Tree
+from dsl.tune import TUNE
+from executor.tune.decision import Ranked, Result, compared
+from ops.lib.data.files import read_json, read_jsonl
+from ops.lib.report_sections import is_known
+from ops.train_dflash.answers import Answer
+
+NODE = "tune_mtp"
+OF_EVALUATE = ("dtype", "tie_margin", "batch_size", "launch")  # what the pipeline's own evaluation says of the machine
+
+
+def put_rival(tree: Tree, node: str) -> None:
+    """Add the node that evaluates the MTP head of the target of a training, on its val prompts.
+
+    There is none without val prompts, whose lack is a mistake. It takes dtype and launch of the pipeline's first
+    evaluation.
+    """
+    training, op = tree.nodes[node], tree.op(node)
+    if op is None or not {"target", "tokens"} <= training.keys() or training.get("eval_prompts") == 0:
+        return
+    if NODE in tree.nodes:
+        tree.report((TUNE, "node"), f'"{NODE}" is a node of the file, and names the MTP head\'s: rename it')
+        return
+    prompts, tokens = (training.get(name, op.fields[name].default) for name in ("eval_prompts", "eval_new_tokens"))
+    evaluations = (each for each in tree.nodes.values() if isinstance(each, dict) and each.get("op") == "evaluate")
+    given: Mapping[str, Any] = next(evaluations, {name: training[name] for name in ("dtype",) if name in training})
+    tree.values["node"][NODE] = {
+        **{name: given[name] for name in OF_EVALUATE if name in given},
+        **{name: training[name] for name in ("target", "tokens")},
+        "op": "evaluate",
+        "mtp": True,
+        "split": "val",
+        "max_prompts": prompts,
+        "max_new_tokens": tokens,
+    }
+
+
+@frozen
+class Rival:
+    """An MTP head on the val prompts. ranked: beside the best trial. block_size: as of `evaluate`.
+
+    speedup: over plain decoding; None where its interval leaves it open.
+    """
+
+    ranked: Ranked
+    block_size: int
+    speedup: float | None
+
+
+def rival_of(folder: Path, seconds: float, best: Result) -> Rival:
+    """The results in the artifact of the MTP head's evaluation, beside the result of the best trial."""
+    report = read_json(folder / "report.json")
+    answers = tuple(
+        Answer(row["id"], row["category"], len(row["speculative"] or row["tokens"]) - 1, len(row["accepted"]))
+        for row in read_jsonl(folder / "prompts.jsonl")
+    )
+    measurements = folder / "measurements.json"  # not a part of the artifact's content
+    measured = read_json(measurements) if measurements.exists() else None
+    speedup = None
+    if measured is not None and is_known(measured["speedup_low"], measured["speedup_high"]):
+        speedup = measured["speedup"]
+    return Rival(compared(Result(-1, 0, seconds, answers), best), report["block_size"], speedup)
