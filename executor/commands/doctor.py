@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from attrs import evolve
+from attrs import evolve, fields
 
 from dsl.errors import ConfigError, DataError, PipelineError, StoreError
 from dsl.finding import Finding, Level
@@ -64,8 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         metavar="CHECKPOINT",
-        help="instead measure what holds of a checkpoint directory or a model id, on a small random copy of its "
-        "config.json; no other file is needed",
+        help="instead measure what holds of a checkpoint directory or a model id: on a small random copy of its "
+        "config.json, and on its weights, if the checkpoint is whole and half of the free memory holds them",
+    )
+    parser.add_argument(
+        "--measure-minutes",
+        type=float,
+        metavar="M",
+        help="with --target: the longest time for the weights, by an estimate; if all checks take longer, only layers, "
+        "head and embedding are measured on them; default: that of load_target",
     )
     parser.add_argument(
         "--full",
@@ -178,6 +185,8 @@ def _refuse_unused(options: argparse.Namespace) -> None:
         wrong.append("--ray goes with the check of this machine, not with --verify or --backends")
     if options.set and options.file is None:
         wrong.append("-s changes a value of a pipeline: give its FILE")
+    if not is_probe and options.measure_minutes is not None:
+        wrong.append("--measure-minutes goes with --target")
     if not is_verify and (options.full or options.quick):
         wrong.append("--full and --quick go with --verify")
     if not is_comparison and (options.node is not None or options.samples is not None):
@@ -245,28 +254,37 @@ def _rebuilt_by(records: Sequence[Record], digest: str) -> str:
 
 
 def _probe_target(options: argparse.Namespace) -> int:
-    """Measure a small random copy of a target, in a process of its own, and print each check."""
-    from ops.lib.target.probed import MEASURING_COPY, STARTING, probe_of_copy
-    from ops.tools.init.target import measured_config
+    """Measure a small random copy of a target, and its weights if they are there, in a process of its own, and print
+    each check.
+    """
+    from ops.lib.target.probed import STARTING, measured_target
+    from ops.load_target.op import LoadTarget
+    from ops.tools.init.target import measurable
 
-    config, notes = measured_config(options.target)
-    kind = config.get("model_type")
+    found = measurable(options.target)
+    kind = found.config.get("model_type")
+    minutes = options.measure_minutes
+    if minutes is None:
+        minutes = fields(LoadTarget).measure_minutes.default
     with Activity() as activity:
         activity.status(STARTING)
         try:
-            probe = probe_of_copy(config, lambda name: activity.detail(f"{MEASURING_COPY}: {name}"))
+            measured = measured_target(found.config, found.directory, minutes, activity.detail)
         except DataError as error:
-            raise DataError(f"{options.target}: nothing was measured on a copy: {error}") from error
+            raise DataError(f"{options.target}: {error}") from error
+    notes = [*measured.notes, *found.notes]
+    together = measured.together
     if options.json:
-        print_json({"model_type": kind, **probe.to_json(), "notes": notes})
+        print_json({"model_type": kind, "probes": [probe.to_json() for probe in measured.probes], "notes": notes})
     else:
-        print_lines(f"{options.target}: {kind}, measured on {probe.on}")
-        for name, result, what in probe.rows():
-            print_lines(f"{name:12} {result:6} {what}")
-        print_lines(f"{'so':19} {probe.verdict}")
+        for probe in measured.probes:
+            print_lines(f"{options.target}: {kind}, measured on {probe.on}")
+            for name, result, what in probe.rows():
+                print_lines(f"{name:12} {result:6} {what}")
+        print_lines(f"{'so':19} {together.verdict}")
         for note in notes:
             print_lines(f"note: {note}")
-    return OK if probe.is_usable else FAILED
+    return OK if together.is_usable else FAILED
 
 
 def _compare_backends(options: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from ops.lib.target.checkpoint_check import (
     chosen_templates,
     date_mistakes,
     ends_mistakes,
+    layers_mistake,
     loaded_template_notes,
     loading_mistakes,
     running_mistake,
@@ -173,9 +174,11 @@ def missing_here(config: LoadTarget) -> dict[str, str]:
         mistakes = [f"{directory}: {NO_IMAGE_PROCESSOR}"]
     if mistakes:
         missing["checkpoint"] = "\n".join(mistakes)
+    elif directory.is_dir() and (wrong := layers_mistake(directory)):
+        missing["checkpoint"] = wrong
     elif directory.is_dir():
         missing |= ends_mistakes(directory, config.embed_key, config.lm_head_key)
-        if wrong := mask_mistakes(directory, config.mask_token_id):
-            missing["mask_token_id"] = "\n".join(wrong)
+        if of_mask := mask_mistakes(directory, config.mask_token_id):
+            missing["mask_token_id"] = "\n".join(of_mask)
         missing |= date_mistakes(config.template_date, config.chat_template, config.checkpoint)
     return missing

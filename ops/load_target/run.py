@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from dsl.errors import DataError
-from dsl.memory import free_memory
-from dsl.shown import shown_bytes
 from dsl.stage import Stage
 from ops.lib.data.files import shown_json, write_json
-from ops.lib.target.checkpoint_check import running_mistake, sizes_in
 from ops.lib.target.checkpoint_files import copy_files
 from ops.lib.target.fetch import find_checkpoint, patterns
-from ops.lib.target.model import Target, complete_config, describe_target, read_config, write_target_json
-from ops.lib.target.no_memory import no_verdict
-from ops.lib.target.probe import probe_config, probe_weights
-from ops.lib.target.probed import (
-    A_MINUTE,
-    FEW_PASSES,
-    MEASURED,
-    MEASURING_COPY,
-    PASSES,
-    WEIGHTS,
-    Probe,
-    failed_checks,
-    is_measured,
-    measured_turns,
-    measuring_time,
-    shortened,
-)
-from ops.lib.target.sizes import ITEM_SIZES
+from ops.lib.target.measure import measure_weights
+from ops.lib.target.model import complete_config, describe_target, read_config, write_target_json
+from ops.lib.target.probe import probe_config
+from ops.lib.target.probed import A_MINUTE, MEASURED, MEASURING_COPY, UNMEASURED, Probe, failed_checks
 from ops.lib.target.token_ids import TOKENIZER, mask_warning
 from ops.lib.target.tokenizer_check import tokenizer_warnings
 from ops.lib.vision.chat_template import read_chat_template, replace_chat_template
@@ -101,19 +82,6 @@ def round_trip_warning(source: Path, tokenizer: PreTrainedTokenizerBase) -> str 
     )
 
 
-@contextmanager
-def _passes_shown(target: Target, expected: int, stage: Stage) -> Iterator[None]:
-    """Opens a context in which passes of a target are the progress of the stage; those beyond the expected are none."""
-    passes = count(1)
-    hook = target.model.base_model.register_forward_hook(
-        lambda *_: stage.progress(min(next(passes), expected), expected)
-    )
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
 def _probe(directory: Path, info: Mapping[str, Any], minutes: float, stage: Stage) -> list[Probe]:
     """Measure what holds of the target, on a small copy and, where half of the free memory holds them, on its weights.
 
@@ -129,30 +97,15 @@ def _probe(directory: Path, info: Mapping[str, Any], minutes: float, stage: Stag
             probes.append(probe_config(config))
     except DataError as error:
         stage.info(f"only the weights are measured: {error}")
-    parameters = sizes_in(directory, config).parameters
-    size = parameters * ITEM_SIZES["float32"]
-    if mistake := running_mistake(config, directory):
-        stage.info(f"the weights are not measured: {mistake}")
-    elif is_measured(size, free_memory()):
-        time = measuring_time(parameters, minutes)
-        stage.info(f"measuring {WEIGHTS} of the target, {shown_bytes(size)} in float32, {time}")
-        turns = measured_turns(parameters, minutes)
-        if not turns:
-            say = stage.info if probes or is_qwen(config) else stage.warn
-            say(shortened(parameters, minutes))
-        try:
-            with no_verdict(WEIGHTS):
-                target = Target.from_directory(directory, info)
-                with _passes_shown(target, PASSES if turns else FEW_PASSES, stage):
-                    probes.append(probe_weights(target, probes[0] if probes else None, turns))
-        except DataError as error:
-            if not is_qwen(config):
-                raise
-            stage.warn(f"the weights are not measured: {error}")
-    else:
-        stage.info(
-            f"the weights are not measured: in float32 they take {shown_bytes(size)}, more than half of what is free"
-        )
+    note = stage.info if probes or is_qwen(config) else stage.warn
+    try:
+        copy = probes[0] if probes else None
+        of_weights = measure_weights(directory, info, copy, minutes, stage.info, note, stage.progress)
+        probes += [of_weights] if of_weights else []
+    except DataError as error:
+        if not is_qwen(config):
+            raise
+        stage.warn(f"{UNMEASURED}: {error}")
     if not probes:
         stage.warn(f"nothing was measured of this {info['model_type']}: wrong states and answers of it are not noticed")
     for probe in probes:

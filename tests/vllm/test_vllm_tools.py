@@ -10,6 +10,7 @@ from agent_rows import SAMPLES, TOOL_LISTS, TOOLS
 from agent_templates import EXTENDS, STRIPS
 from chat_requests import renderer
 from family_checkpoints import make_checkpoint
+from published_templates import published_templates
 from regenerate_cases import config
 from result_images import SEEN, SHOWING, images_of
 from transformers import AutoTokenizer
@@ -25,14 +26,15 @@ from ops.tokenize_chat.encode import ChatEncoder
 
 ENGINE = f"vllm-{VLLM_VERSION}"
 TEMPLATES = {"extends": EXTENDS, "rewrites history": STRIPS}
+REAL = ("qwen3",)  # of trl, which `make` installs beside the engine
 
 
-@pytest.fixture(scope="module", params=TEMPLATES)
+@pytest.fixture(scope="module", params=[*TEMPLATES, *REAL])
 def both(request, tmp_path_factory):
     """vLLM's renderer of a checkpoint, and dflow's prompts by the form of tools."""
     checkpoint = make_checkpoint("qwen3", tmp_path_factory.mktemp("made"), lively=False, num_hidden_layers=2)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    tokenizer.chat_template = TEMPLATES[request.param]
+    tokenizer.chat_template = (TEMPLATES | published_templates())[request.param]
     tokenizer.save_pretrained(checkpoint)
     processor = load_processor(str(checkpoint))
     prompts = {form: Prompts(ChatEncoder(processor, tools_as=form), Path()) for form in FORMS}

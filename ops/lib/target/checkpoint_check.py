@@ -24,6 +24,7 @@ from ops.lib.target.sizes import TargetSizes, check_tables, named_dtype
 from ops.lib.target.stored_weights import StoredTensor, UnknownEnd, find_ends, head_bias, listed, weights_mistakes
 from ops.lib.target.token_ids import check_added_tokens, check_ends
 from ops.lib.target.tokenizer_check import tokenizer_warnings
+from ops.lib.vision.config_classes import lacks_layers
 from ops.lib.vision.family_config import check_family_config, check_model_type, is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, processor_mistakes, template_texts
 from ops.lib.vision.template_kinds import pinned_note, read_day, template_warnings, thought_warning, with_day
@@ -127,6 +128,18 @@ def sizes_in(directory: Path, config: Mapping[str, Any]) -> TargetSizes:
         with suppress(OSError, DataError):  # reported as mistakes of the files
             shapes = numbers_of(config, stored_tensors(directory))
     return TargetSizes.of(config, shapes or None)
+
+
+def layers_mistake(directory: Path) -> str:
+    """Why no draft can be fed by a checkpoint, as the source of its class says; empty for all that is measured."""
+    config = with_defaults(read_object(directory / "config.json"))
+    kind = text_part(config).get("model_type")
+    if config.get("auto_map") or not lacks_layers(kind):
+        return ""
+    return (
+        f'{directory}: this {kind} cannot be a target: its class in transformers has no "layers", by whose inputs a '
+        "draft is fed; choose another: docs/targets.md"
+    )
 
 
 def ends_mistakes(directory: Path, embed_key: str | None, lm_head_key: str | None) -> dict[str, str]:

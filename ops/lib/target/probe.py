@@ -20,8 +20,6 @@ a first range (original_max_position_embeddings), of the length between both tex
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,10 +43,8 @@ from ops.lib.target.probed import (
     HEAD,
     LAYERS,
     LENGTHS,
-    MAKING,
     PADDING,
     SPECULATION,
-    TRYING,
     TURNS,
     WEIGHTS,
     Check,
@@ -311,20 +307,3 @@ def _proposal(target: Target, answer: list[int], place: int) -> list[int]:
     true = (answer[place:] + [0] * BLOCK)[: BLOCK - 1]
     vocabulary = len(target.embed_weight)
     return [(token + 1) % vocabulary if (place + index) % 3 == 2 else token for index, token in enumerate(true)]
-
-
-def main() -> None:
-    """Print the probe of the config.json on standard input, or {"error"} where no copy can be made of it.
-
-    Before that a line for the making of the copy and for each check that begins.
-    """
-    print(TRYING + MAKING, flush=True)
-    try:
-        result = probe_config(json.load(sys.stdin), lambda name: print(TRYING + name, flush=True)).to_json()
-    except (DataError, MemoryError) as error:
-        result = {"error": str(error)}
-    json.dump(result, sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

@@ -46,14 +46,16 @@ FEW_PASSES = 5  # of layers, head and embedding
 READ, COMPUTED = 1e10, 1e10  # bytes in a second, and operations of a core: of a slow machine
 OF_FEW = 0.1  # of a turn: layers, head and embedding only
 MEASURING_COPY = f"measuring {COPY} of the target"
+MEASURING_WEIGHTS = f"measuring {WEIGHTS} of the target"
+UNMEASURED = "the weights are not measured"
 A_MINUTE = "up to a minute on a busy machine"
 STARTING = f"{MEASURING_COPY}, {A_MINUTE}: loading torch and transformers first"
 MAKING = "making it"  # comes before the first check
-TRYING = "trying: "  # begins a line of the process that measures a copy, with the name of the check that it begins
+SAID = "measuring: "  # begins a line of the process that measures, with what it begins
 NEEDED = (LAYERS, HEAD)  # without which a target is refused
 
 
-Trying = Callable[[str], None]  # is told the name of each check before it begins
+Trying = Callable[[str], None]  # is told what begins: of a probe, the name of each check
 
 
 def in_silence(_name: str) -> None:
@@ -178,23 +180,58 @@ def _rounding(check: Check) -> str:
     return f"{check.sentence} ({f'within {check.difference:.1e}' if check.difference else 'exactly'})"
 
 
-def probe_of_copy(config: Mapping[str, Any], trying: Trying = in_silence) -> Probe:
+@frozen
+class Measurements:
+    """What was measured of a target: the probe of its copy, then that of its weights, as far as there are, and in
+    sentences what was not.
+    """
+
+    probes: tuple[Probe, ...]
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Measurements:
+        return cls(tuple(map(Probe.from_json, values["probes"])), tuple(values["notes"]))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"probes": [probe.to_json() for probe in self.probes], "notes": list(self.notes)}
+
+    @property
+    def together(self) -> Probe:
+        """Each check as it was found last, so that the weights decide what was tried on them."""
+        checks = {check.name: check for probe in self.probes for check in probe.checks}
+        return Probe(self.probes[-1].on, tuple(checks.values()), sum(probe.seconds for probe in self.probes))
+
+
+def probe_of_copy(config: Mapping[str, Any], begun: Trying = in_silence) -> Probe:
     """The probe of a small random copy of a complete config.json, in a process of its own.
 
-    trying: called with MAKING, and the name of each check before it.
-    Raises DataError where no copy can be made of it, its process fails, or memory is lacking.
+    begun: called with each step. Raises DataError as `measured_target` does.
+    """
+    return measured_target(config, begun=begun).probes[0]
+
+
+def measured_target(
+    config: Mapping[str, Any], directory: Path | None = None, minutes: float = 0, begun: Trying = in_silence
+) -> Measurements:
+    """What is measured of a target, in a process of its own: on a small random copy of its complete config.json, and
+    on the weights of its whole checkpoint, if its directory is given, as far as half of the free memory holds them.
+
+    minutes: the longest time for the weights; if all checks take longer, only some run on them. begun: called with each
+    step. Raises DataError where nothing can be measured, or the process fails.
     """
     last = ""
+    asked = {"config": config, "directory": None if directory is None else str(directory), "minutes": minutes}
     with tempfile.TemporaryFile("w+") as given, tempfile.TemporaryFile("w+", errors="replace") as errors:
-        json.dump(config, given)
+        json.dump(asked, given)
         given.seek(0)
-        command = module_command("ops.lib.target.probe")
+        command = module_command("ops.lib.target.measure")
         with subprocess.Popen(
             command, stdin=given, stdout=subprocess.PIPE, stderr=errors, text=True, env=child_environment()
         ) as process:
             for last in process.stdout or ():  # libraries may print before the last line
-                if last.startswith(TRYING):
-                    trying(last.removeprefix(TRYING).strip())
+                if last.startswith(SAID):
+                    begun(last.removeprefix(SAID).strip())
         errors.seek(0)
         said = errors.read().strip().rpartition("\n")[2]
     if process.returncode < 0:
@@ -204,10 +241,10 @@ def probe_of_copy(config: Mapping[str, Any], trying: Trying = in_silence) -> Pro
         )
     if process.returncode:
         raise DataError(f"the probe of the target failed: {said}")
-    values = json.loads(last)
-    if "error" in values:
-        raise DataError(values["error"])
-    return Probe.from_json(values)
+    found = Measurements.from_json(json.loads(last))
+    if not found.probes:
+        raise DataError("; ".join(found.notes))
+    return found
 
 
 def kept_probes(folder: Path) -> list[Probe]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,9 @@ from attrs import field, frozen
 
 # Tables of modeling_auto.py: the types that have a model with a head for the next token.
 CAUSAL, IMAGE_TEXT = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
+
+# In the file of a model: layers by that name, or classes of another model, which may have them.
+LAYERS_OR_ANOTHER = re.compile(r"self\.layers\b|^from \.\.\w+\.modeling_|\bAutoModel", re.MULTILINE)
 
 
 @frozen
@@ -40,6 +44,16 @@ def is_causal_class(model_type: str) -> bool:
     )
 
 
+def lacks_layers(model_type: Any) -> bool:
+    """Whether the class of a language model surely keeps no `layers`, by its file, which takes no model of another."""
+    name = str(model_type)
+    if name not in _auto_table("modeling_auto", CAUSAL):
+        return False
+    module = _module(name)
+    file = models_folder() / module / f"modeling_{module}.py"
+    return file.is_file() and not LAYERS_OR_ANOTHER.search(file.read_text("utf-8"))
+
+
 def class_of(model_type: Any) -> ConfigClass:
     """The config class of a model type; an empty one where transformers has none."""
     name = str(model_type)
@@ -50,8 +64,7 @@ def class_of(model_type: Any) -> ConfigClass:
 def class_named(model_type: str, name: str | None) -> ConfigClass:
     if name is None:
         return ConfigClass()
-    module = _auto_table("auto_mappings", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME").get(model_type)
-    module = module or model_type.replace("-", "_")
+    module = _module(model_type)
     file = models_folder() / module / f"configuration_{module}.py"
     if not file.is_file():
         return ConfigClass()
@@ -64,6 +77,12 @@ def class_named(model_type: str, name: str | None) -> ConfigClass:
     text = next((ast.unparse(value) for key, value in named if key and ast.unparse(key) == "'text_config'"), None)
     plain = {name: _value(value) for name, value in fields.items() if _is_plain(value)}
     return ConfigClass(plain, plain.get("attribute_map") or {}, text)
+
+
+def _module(model_type: str) -> str:
+    """The name of a model type's folder and files."""
+    named = _auto_table("auto_mappings", "SPECIAL_MODEL_TYPE_TO_MODULE_NAME").get(model_type)
+    return named or model_type.replace("-", "_")
 
 
 def _lineage(name: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:

@@ -17,7 +17,7 @@ from ops.capture_targets.layers import spread_layers
 from ops.lib.data.files import shown_json
 from ops.lib.forecasts import read_target_config
 from ops.lib.target.checkpoint_check import checkpoint_mistakes, loaded_template_notes, sizes_in
-from ops.lib.target.probed import MEASURING_COPY, STARTING, in_silence, probe_of_copy
+from ops.lib.target.probed import STARTING, in_silence, probe_of_copy
 from ops.lib.target.sizes import TargetSizes, context_length
 from ops.lib.target.token_ids import Vocabulary, mask_mistakes
 from ops.lib.target.tokenizer_check import tokenizer_warnings
@@ -166,8 +166,19 @@ def _known() -> dict[str, str]:
     return {path.parent.relative_to(TARGETS).as_posix(): path.stem for path in TARGETS.glob("*/*/*.json")}
 
 
-def measured_config(checkpoint: str) -> tuple[dict[str, Any], list[str]]:
-    """The config.json of which a small copy is made, and notes on the directory's other files.
+@frozen
+class Measurable:
+    """What of a target can be measured: a copy of its complete config.json, and the weights of its directory, None
+    where that is no whole checkpoint. notes: on the directory's other files.
+    """
+
+    config: Mapping[str, Any]
+    directory: Path | None
+    notes: list[str] = field(factory=list)
+
+
+def measurable(checkpoint: str) -> Measurable:
+    """What of a checkpoint can be measured.
 
     checkpoint: a directory, or a model id whose config.json dflow includes or Hugging Face's cache holds, in the commit
     that came last. Nothing is downloaded. Raises DataError where there is no config.json, and with all mistakes of a
@@ -181,7 +192,7 @@ def measured_config(checkpoint: str) -> tuple[dict[str, Any], list[str]]:
         notes = [f"its config.json alone is no checkpoint: {mistake}" for mistake in mistakes]
         if not mistakes:
             notes += tokenizer_warnings(directory, template_texts(directory))
-        return find_config(checkpoint, None, Path()), notes
+        return Measurable(find_config(checkpoint, None, Path()), None if mistakes else directory, notes)
     known = _known()
     cached = sorted(snapshot(checkpoint, "").glob("*/config.json"), key=lambda file: file.lstat().st_mtime)
     revision = known.get(checkpoint) or (cached[-1].parent.name if cached else None)
@@ -191,7 +202,9 @@ def measured_config(checkpoint: str) -> tuple[dict[str, Any], list[str]]:
             f"{', '.join(sorted(known))}, and looked into Hugging Face's cache ({hub_cache()}). Put the model's "
             "config.json into a directory, and name that; no other file is needed"
         )
-    return find_config(checkpoint, revision, Path()), []
+    folder = snapshot(checkpoint, revision)
+    is_whole = folder.is_dir() and not checkpoint_mistakes(folder)
+    return Measurable(find_config(checkpoint, revision, Path()), folder if is_whole else None)
 
 
 @frozen
@@ -235,9 +248,9 @@ def measured(
     kind = target.config.get("model_type")
     show(STARTING)
     try:
-        probe = probe_of_copy(target.config, lambda name: detail(f"{MEASURING_COPY}: {name}"))
+        probe = probe_of_copy(target.config, detail)
     except DataError as error:
-        return Measured([f"target: nothing was measured, load_target measures its weights: {error}", *of_template])
+        return Measured([f"target: {error}; load_target measures its weights", *of_template])
     if probe.refusal:
         raise DataError(
             f"{target.checkpoint}: this {kind} cannot be a target, {probe.refusal}; choose another: docs/targets.md"

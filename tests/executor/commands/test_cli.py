@@ -173,6 +173,7 @@ def test_an_old_name_says_the_new_command(name, capsys):
     [
         (["--full"], "--full and --quick go with --verify"),
         (["--node", "c"], "--node and --samples go with --backends"),
+        (["--measure-minutes", "3"], "--measure-minutes goes with --target"),
         (["--backends"], "--backends compares the capture nodes of a pipeline: give its FILE"),
         (["--json", "--verify"], "--verify has no --json"),
         (["FILE", "--backends", "--verify"], "--verify and --backends are two checks: give one of them"),

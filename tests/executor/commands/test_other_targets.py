@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from any_targets import any_checkpoint
 from init_cases import SMALL_RUN, chat, checkpoint, nodes, write_photos
+from safetensors.torch import load_file, save_file
 from seeing_targets import seeing_checkpoint
 
 from executor.cli import main
@@ -75,7 +77,8 @@ def test_another_package_called_ops_is_not_taken_for_dflows(project: Path) -> No
     config = read_target_config(any_checkpoint("llama", project / "llama"))
     told: list[str] = []
     assert () == probe_of_copy(config, told.append).failed
-    assert ["making it", "layers", "head", "embedding", "padding", "speculation"] == told
+    steps = ["making it", "layers", "head", "embedding", "padding", "speculation"]
+    assert [f"measuring a small random copy of the target: {step}" for step in steps] == told
     assert "model.embed_tokens.weight" in shapes_without_weights(json.dumps(config))
     assert 4 == most_image_tokens(str(target), "pillow")
 
@@ -124,7 +127,7 @@ mask_token_id = 360
 """
 
 
-def test_a_model_without_its_layers_is_refused_by_init_and_its_first_stage_and_doctor_lists_why(
+def test_a_model_without_its_layers_is_refused_by_init_and_plan_and_doctor_lists_why(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = any_checkpoint("gpt2", project / "target", n_embd=64, n_layer=6, n_head=4, n_positions=512)
@@ -139,10 +142,22 @@ def test_a_model_without_its_layers_is_refused_by_init_and_its_first_stage_and_d
     assert "layers       FAILS  it does not hold that the inputs of its layers are" in measured
     assert "\nso                  it cannot be a target\n" in measured
     (project / "by-hand.toml").write_text(BY_HAND)
+    assert 2 == main(["plan", "by-hand.toml"])
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert 'this gpt2 cannot be a target: its class in transformers has no "layers", by whose inputs' in said
+
+
+def test_weights_that_are_no_target_are_refused_by_the_first_stage(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = any_checkpoint("llama", project / "target")
+    weights = load_file(target / "model.safetensors")
+    save_file(weights | {"lm_head.weight": torch.zeros_like(weights["lm_head.weight"])}, target / "model.safetensors")
+    (project / "by-hand.toml").write_text(BY_HAND)
     assert 0 == main(["plan", "by-hand.toml"])
     assert 0 != main(["run", "by-hand.toml", "--store", str(project / "runs")])
     said = str(capsys.readouterr())
-    assert "this gpt2 cannot be a target, measured on the weights: it does not hold" in said
+    assert "this llama cannot be a target, measured on the weights: it does not hold" in said
     assert "choose another target: docs/targets.md" in said and "setting named in the message" not in said
 
 
@@ -188,6 +203,26 @@ def test_doctor_refuses_a_checkpoint_without_a_file_of_its_weights_before_it_mea
     assert ("1 of 2 shards are missing: gone.safetensors" if has_index else "*.safetensors") in told
     assert "nothing was measured, since a run would refuse this checkpoint: correct it first" in told
     assert "measuring a small random copy" not in told and "" == said
+
+
+def test_doctor_measures_the_weights_of_a_whole_checkpoint_and_they_decide(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = any_checkpoint("llama", project / "target")
+    assert 0 == main(["doctor", "--target", str(target), "--json"])
+    copy, weights = json.loads(capsys.readouterr().out)["probes"]
+    names = ["layers", "head", "embedding", "padding", "blocks", "speculation"]
+    assert [names, names] == [[check["name"] for check in probe["checks"]] for probe in (copy, weights)]
+    weights = load_file(target / "model.safetensors")
+    save_file(weights | {"lm_head.weight": torch.zeros_like(weights["lm_head.weight"])}, target / "model.safetensors")
+    assert 1 == main(["doctor", "--target", str(target), "--measure-minutes", "0"])
+    of_copy, of_weights = capsys.readouterr().out.split("llama, measured on the weights\n")
+    assert 6 == of_copy.count(" holds ")
+    first, head, embedding, verdict, note = of_weights.splitlines()
+    assert ["layers", "holds"] == first.split()[:2] and ["embedding", "holds"] == embedding.split()[:2]
+    assert head.startswith("head         FAILS ") and "its logits are all equal" in head
+    assert "so                  it cannot be a target" == verdict
+    assert note.startswith("note: of its weights only layers, head and embedding are measured")
 
 
 def test_doctor_says_that_nothing_was_measured(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -460,8 +460,8 @@ def test_the_stage_measures_the_weights_exactly_where_a_plan_says_so(tmp_path, m
     context = PlanContext(launch=Launch(), inputs={}, artifact=None, root=tmp_path, free_disk=0)
     [size] = estimate(LoadTarget(checkpoint=str(folder)), context).memory.values()
     for free, measured in ((2 * size, [COPY]), (2 * size + 1, [COPY, WEIGHTS])):
-        for place in ("plan", "run"):
-            monkeypatch.setattr(f"ops.load_target.{place}.free_memory", lambda free=free: free)
+        for place in ("ops.load_target.plan", "ops.lib.target.measure"):
+            monkeypatch.setattr(f"{place}.free_memory", lambda free=free: free)
         assert len(measured) - 1 == len(estimate(LoadTarget(checkpoint=str(folder)), context).memory)
         stage = FakeStage(tmp_path / str(free))
         load_target(LoadTarget(checkpoint=str(folder)), stage)

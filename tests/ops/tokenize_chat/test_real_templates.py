@@ -9,10 +9,8 @@ prints the table of docs/chat_templates.md.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -35,6 +33,7 @@ from agent_rows import (
 from agent_templates import calls_of, text_of
 from chat_samples import run_tokenize
 from format_reading import inject, read
+from published_templates import published_templates
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ops.artifacts import Samples, TokenShards
@@ -67,17 +66,7 @@ INSIDE = ("<|end|>", "<SPECIAL_12>", "</s>", "<|message_sep|>")  # of ENDS, what
 RESULTS = ("result: clear sky", "result: wet")
 
 
-def templates() -> dict[str, str]:
-    """Chat templates by name; those with marks for a training are other ones than the checkpoints'."""
-    folders = [Path(each) for each in os.environ.get("DFLOW_CHAT_TEMPLATES", "").split(os.pathsep) if each]
-    spec = find_spec("trl")
-    if spec is not None and spec.submodule_search_locations:
-        folders.append(Path(spec.submodule_search_locations[0]) / "chat_templates")
-    files = [file for folder in folders for file in sorted(folder.glob("*.jinja"))]
-    return {file.stem: file.read_text("utf-8") for file in files if not file.stem.endswith("_training")}
-
-
-FOUND = templates()
+FOUND = published_templates()
 WHY_NOT = "no chat templates here: install trl, or name a folder of them in DFLOW_CHAT_TEMPLATES"
 CASES = [
     (name, thinking)

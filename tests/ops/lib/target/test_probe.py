@@ -25,6 +25,7 @@ from dsl.launch import Launch
 from ops.artifacts import TargetModel
 from ops.lib.data.files import read_json, write_json
 from ops.lib.forecasts import TargetStated
+from ops.lib.target import measure
 from ops.lib.target import probe as probes
 from ops.lib.target.cache import Rows
 from ops.lib.target.cache_trial import ordinary_tokens, sample_of, verification_of
@@ -56,6 +57,7 @@ from ops.lib.target.probed import (
 from ops.lib.target.sizes import context_length, rope_limit
 from ops.lib.target.small_copy import has_range, small_config, small_copy, with_floats
 from ops.lib.target.verify import Verification
+from ops.lib.vision.config_classes import lacks_layers
 from ops.lib.vision.family_config import QWEN, with_defaults
 from ops.load_target.op import LoadTarget
 from ops.load_target.plan import estimate, missing_here
@@ -118,10 +120,12 @@ def test_a_target_of_which_nothing_is_measured_is_warned_of(tmp_path: Path, monk
         raise DataError("no small copy of this llama can be made")
 
     monkeypatch.setattr("ops.load_target.run.probe_config", no_copy)
-    monkeypatch.setattr("ops.load_target.run.free_memory", lambda: 1)
+    monkeypatch.setattr("ops.lib.target.measure.free_memory", lambda: 1)
     stage = FakeStage(tmp_path / "stage", {})
     load_target(LoadTarget(checkpoint=str(any_checkpoint("llama", tmp_path / "llama"))), stage)
-    assert ["nothing was measured of this llama: wrong states and answers of it are not noticed"] == stage.warnings
+    unmeasured, nothing = stage.warnings
+    assert unmeasured.startswith("the weights are not measured: in float32 they take ")
+    assert "nothing was measured of this llama: wrong states and answers of it are not noticed" == nothing
     assert [] == kept_probes(tmp_path / "stage" / "out")
 
 
@@ -229,7 +233,7 @@ def test_a_target_without_its_layers_is_refused_and_one_that_cannot_verify_is_wa
 
     stage = loaded("copy refused", Check(LAYERS, False, 0.25))
     assert "differ by 25.0%" in stage.warnings[0]  # the weights decide
-    monkeypatch.setattr("ops.load_target.run.free_memory", lambda: 1)
+    monkeypatch.setattr("ops.lib.target.measure.free_memory", lambda: 1)
     with pytest.raises(DataError, match=r"llama cannot be a target, measured on a copy: .* \(they differ by 25.0%"):
         loaded("refused", Check(LAYERS, False, 0.25))
     monkeypatch.undo()
@@ -377,6 +381,11 @@ def test_a_copy_with_experts_runs_in_float64() -> None:
     target = small_copy(config_of("mixtral"), dtype=torch.float64)
     assert torch.float64 == target.embed_weight.dtype
     assert () == probe_target(target).failed
+
+
+def test_types_without_layers_are_refused_by_their_source_and_none_that_a_draft_can_be_fed_by() -> None:
+    without = {"gpt2", "gptj", "falcon", "bloom", "mpt", "rwkv", "xlstm", "bert"}
+    assert without == {kind for kind in (*OFTEN, *OTHERS, *PROBED, *NOT, *without) if lacks_layers(kind)}
 
 
 def test_what_cannot_be_made_small_is_said() -> None:
@@ -663,9 +672,11 @@ def test_a_lack_of_memory_for_a_copy_says_what_to_do_and_is_no_reason_against_th
     said = "out of memory while measuring a small random copy of the target, which is no verdict on the target: free"
     with pytest.raises(MemoryError, match=said):
         probe_config(config)
-    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(config)))
-    probes.main()
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["error"].startswith(said)
+    asked = {"config": config, "directory": None, "minutes": 0}
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(asked)))
+    measure.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [] == found["probes"] and found["notes"][0].startswith(f"nothing was measured on a copy: {said}")
 
 
 def test_a_probe_that_is_killed_names_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

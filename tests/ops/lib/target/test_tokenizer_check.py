@@ -17,7 +17,7 @@ from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.plan import estimate
 from ops.load_target.run import load_target, round_trip_warning
-from ops.tools.init.target import measured_config
+from ops.tools.init.target import measurable
 
 LLAMA = (
     "{% for message in messages %}{{ '<|start_header_id|>' + message.role + '<|end_header_id|>' + message.content "
@@ -118,7 +118,7 @@ def test_plan_doctor_and_load_target_warn_of_another_models_tokenizer(
         "of its EOS tokens ('<eos>'), so that no answer ends; the chat template writes <|im_"
     )
     assert 1 == sum(wrong in note for note in estimate(config, context).notes)
-    assert 1 == sum(wrong in note for note in measured_config(str(target))[1])
+    assert 1 == sum(wrong in note for note in measurable(str(target)).notes)
     load_target(config, FakeStage(tmp_path / "stage"))
     assert 1 == capsys.readouterr().out.count(
         f"warning: the tokenizer of {target} does not fit its other files: {wrong}"
