@@ -147,7 +147,8 @@ def test_rendering_is_measured_beside_jinjas_sandbox_and_gives_the_same_texts(tm
         name: set(sides) for name, sides in json.loads((tmp_path / "figures.json").read_text()).items()
     }
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line]
-    assert ["extends", "8"] == rows[-2][:2]  # a prompt and a text for each of four answers
+    # A prompt and a text for each of four answers, and two prompts with marks in place of tools and results.
+    assert ["extends", "10"] == rows[-2][:2]
     assert ["no tools", "refused: tools not shown by the chat template"] == rows[-1][:2]
 
 
