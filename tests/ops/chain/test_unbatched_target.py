@@ -212,6 +212,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory, images: ImageSamples) -> Cha
         kept_by=None,
         losses=(),
         evaluation=None,
+        answered=None,
+        asks_each=False,
         split="train",
         other_splits=(),
         max_new_tokens=ANSWER,
