@@ -131,12 +131,19 @@ def test_a_worker_that_does_not_fit_is_ended_and_the_stage_starts_without_it(ord
     assert not process.is_running()
 
 
+def ahead() -> list[int]:
+    """The workers of this process that wait."""
+    children = psutil.Process().children()
+    wait_for(lambda: all(each.cmdline() for each in children))  # empty for a moment after exec
+    return [each.pid for each in children if "--ahead" in each.cmdline()]
+
+
 def test_at_most_one_worker_waits_and_it_ends_with_the_run():
     backend = LocalBackend(Machine())
     pids = []
     for node, threads in (("a", 1), ("a", 1), ("a", 2), ("b", 2)):
         backend.prepare(node, Share(threads), [])
-        pids += [each.pid for each in psutil.Process().children() if "--ahead" in each.cmdline()]
+        pids += ahead()
     backend.close()
     assert len(pids) == 4
     assert pids[0] == pids[1]
