@@ -23,7 +23,7 @@ A request that is no sample has a reason (`Record.lacks`), by which it is droppe
 
     no response, the request failed, a refusal
     the answer was cut at its limit, the answer was filtered
-    a streamed response in pieces
+    a streamed response in pieces       a list of them, or the events as a text
     a request without messages          embeddings, completions of a bare text, and OpenAI's responses
     a text that the log cut             by SGLang's --log-requests-level 2
     a rendered prompt with tools, with images, of no known chat template; several prompts in a request
@@ -211,11 +211,17 @@ ENDINGS = {
     "refusal": REFUSED,
     **dict.fromkeys(("abort", "error"), FAILED),
 }
+EVENTS = re.compile(r"\s*(?:event:[^\n]*\s+)?data:\s*(?:\{|\[DONE\])")  # server-sent events, as they came
+PAGE = re.compile(r"\s*<(?:!doctype\s+html|html)\b.{0,500}<(?:title|h1|body)>\s*[45]\d\d\b", re.IGNORECASE | re.DOTALL)
 KEPT = ("content", "tool_calls", "function_call", *REASONING)
 
 
 def _answer(response: Any) -> Answer:
     """The answer in a response: chat completions, a message of Anthropic's API, or a text."""
+    if isinstance(response, str) and EVENTS.match(response):
+        return Answer(lacks=STREAMED)
+    if isinstance(response, str) and PAGE.match(response):  # of a proxy, with a status, in place of an answer
+        return Answer(lacks=FAILED)
     if isinstance(response, str) and _object(response) is None:
         return Answer({"role": "assistant", "content": response}) if response.strip() else Answer(lacks=NO_RESPONSE)
     if isinstance(response, list):

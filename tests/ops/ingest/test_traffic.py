@@ -208,6 +208,9 @@ def test_reasoning_and_calls_of_a_response_are_kept_and_settings_counted(tmp_pat
         ({"request": BODY, "response": {"status_code": 429, "body": SECRET}}, FAILED),
         ({"request": BODY, "response": [{"choices": [{"delta": {"content": "Hi"}}]}]}, STREAMED),
         ({"request": BODY, "response": {"choices": [{"delta": {"content": "Hi"}}]}}, STREAMED),
+        ({"request": BODY, "response": 'data: {"choices":[{"delta":{"content":"Hi"}}]}\n\ndata: [DONE]\n'}, STREAMED),
+        ({"request": BODY, "response": 'event: message_start\ndata: {"type": "message_start"}\n'}, STREAMED),
+        ({"request": BODY, "response": "<html><body>502 Bad Gateway</body></html>"}, FAILED),
         ({"request": {"model": "e", "input": USER}, "response": {"data": []}}, NO_MESSAGES),
         ({"request": {"model": "e", "prompt": USER}, "response": {"choices": [{"text": "x"}]}}, NO_MESSAGES),
     ],
@@ -400,3 +403,9 @@ def test_a_log_of_sglang_without_texts_names_the_level_that_has_them(tmp_path: P
     assert "--log-requests-level 3" in found
     with pytest.raises(DataError, match=r'host_0\.log:2: "obj" and "out" must be objects, as SGLang writes them'):
         read(write(tmp_path / "host_0.log", row, {**row, "obj": "GenerateReqInput(text='x')"}), tmp_path)
+
+
+def test_an_answer_that_is_a_page_of_its_own_is_kept(tmp_path: Path) -> None:
+    page = "<!DOCTYPE html><html><head><title>Kittens</title></head><body>5 of them</body></html>"
+    [found], dropped = run([write(tmp_path / "log.jsonl", {"request": BODY, "response": page})], tmp_path / "out")
+    assert (("assistant", page), {}) == (said(found)[-1], dropped)
