@@ -38,8 +38,8 @@ class Loss:
 
     @property
     def warning(self) -> str:
-        lines = self.remedy.splitlines()
-        return f"{self.text}; {self.remedy}" if len(lines) < 2 else "\n  ".join([self.text, *lines])
+        """On one line, as all warnings are."""
+        return f"{self.text}; {self.remedy_on_a_line}"
 
     @property
     def remedy_on_a_line(self) -> str:

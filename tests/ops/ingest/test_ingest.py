@@ -327,9 +327,8 @@ def test_splits_drops_and_empty_splits_are_told_before_later_nodes_spend_their_t
         f'info: sample "2": no answer ({ANSWERED_LATER})',
         f'info: the split "val" is empty; {remedy}',
         f'info: the split "test" is empty; {remedy}',
-        "warning: 50% of the samples (1 of 2) are dropped: 1 no answer",
-        "  no answer: set require_answers = false, and let regenerate_answers answer",
-        "  dropped.csv names each with its reason",
+        "warning: 50% of the samples (1 of 2) are dropped: 1 no answer; no answer: set require_answers = false, and "
+        "let regenerate_answers answer; dropped.csv names each with its reason",
     ]
 
 

@@ -35,20 +35,18 @@ def test_a_loss_of_more_than_a_tenth_is_a_warning_with_its_cause_and_remedy(tmp_
     stage = tallied(tmp_path, 448, {"long": 120, "blind": 43}, long="raise max_length", other="never said")
     text = "27% of the samples (163 of 611) are dropped: 120 long, 43 blind"
     lines = ["long: raise max_length", "dropped.csv names each with its reason"]
-    said = capsys.readouterr().out
-    assert [f"warning: {text}"] == warnings_of(said)
-    assert "\n  ".join([f"warning: {text}", *lines]) in said
+    remedy = "; ".join(lines)
+    assert [f"warning: {text}; {remedy}"] == warnings_of(capsys.readouterr().out)
     losses = read_json(stage.out_dir / "summary.json")["losses"]
     assert [{"of": "samples", "text": text, "remedy": "\n".join(lines)}] == losses
-    remedy = "; ".join(lines)
     verdicts = [each.body for each in account_sections(stage.out_dir) if isinstance(each.body, Finding)]
     assert [verdict("limit", text, "warning", remedy)] == verdicts
 
 
-def test_each_remedy_stands_on_a_line_behind_the_reasons_that_it_is_for(tmp_path, capsys):
+def test_each_remedy_stands_behind_the_reasons_that_it_is_for(tmp_path, capsys):
     again = "set a = 1; or b"
     tallied(tmp_path, 4, {"cut": 4, "odd": 3, "failed": 2}, cut=again, failed=again)
-    assert "4 cut, 3 odd, 2 failed\n  cut, failed: set a = 1; or b\n  dropped.csv" in capsys.readouterr().out
+    assert "4 cut, 3 odd, 2 failed; cut, failed: set a = 1; or b; dropped.csv" in capsys.readouterr().out
 
 
 def test_of_samples_over_max_samples_as_many_may_be_at_fault(tmp_path, capsys):
