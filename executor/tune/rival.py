@@ -11,7 +11,8 @@ from attrs import frozen
 from dsl.tree import Tree
 from dsl.tune import TUNE
 from executor.tune.decision import Ranked, Result, compared
-from ops.lib.data.files import read_json, read_jsonl
+from ops.evaluate.comparison import answers_of
+from ops.lib.data.files import read_json
 from ops.lib.report_sections import is_known
 from ops.train_dflash.answers import Answer
 
@@ -60,10 +61,7 @@ class Rival:
 def rival_of(folder: Path, seconds: float, best: Result) -> Rival:
     """The results in the artifact of the MTP head's evaluation, beside the result of the best trial."""
     report = read_json(folder / "report.json")
-    answers = tuple(
-        Answer(row["id"], row["category"], len(row["speculative"] or row["tokens"]) - 1, len(row["accepted"]))
-        for row in read_jsonl(folder / "prompts.jsonl")
-    )
+    answers = tuple(Answer(name, *figures) for name, figures in answers_of(folder).items())
     measurements = folder / "measurements.json"  # not a part of the artifact's content
     measured = read_json(measurements) if measurements.exists() else None
     speedup = None

@@ -45,7 +45,7 @@ def compare_evaluations(artifacts: Sequence[Compared]) -> Iterator[Section]:
 
 
 def _tau(found: Sequence[Variant]) -> Iterator[Section]:
-    answers = [[_answers(folder) for folder in variant.folders] for variant in found]
+    answers = [[answers_of(folder) for folder in variant.folders] for variant in found]
     every = [one for of_variant in answers for one in of_variant]
     common = [id_ for id_ in every[0] if all(id_ in other for other in every)]
     if len(common) < FEWEST:
@@ -148,7 +148,7 @@ def _value(sums: np.ndarray) -> np.ndarray:
     return ratio if sums.shape[-1] == 2 else ratio / (sums[..., 2] / sums[..., 3])
 
 
-def _answers(folder: Path) -> dict[str, tuple[str, int, int]]:
+def answers_of(folder: Path) -> dict[str, tuple[str, int, int]]:
     """The category, generated tokens and verification steps of each prompt, by its id; without prompts that need no
     step.
     """
