@@ -45,7 +45,7 @@ def test_rungs_beyond_the_steps_are_refused_once_the_samples_are_tokenised_befor
     assert refused == plan["tune"]["refused"]
     many, few = (int(line.partition("more than the ")[2].partition(" steps")[0]) for line in sorted(refused)[::-1])
     assert many == 2 * few
-    assert f"{file}:7:1: tune.rungs: 500 is more than the {few} steps of the training: lower it (t01, t03)" in refused
+    assert f"{file}:9:1: tune.rungs: 500 is more than the {few} steps of the training: lower it (t01, t03)" in refused
     written(tmp_path, f"[3, {few}]", "train.lr = [1e-5, 3e-3]\nshard.epochs = [1, 2]")
     assert 0 == dflow(tmp_path, "plan")[0]
     assert (0, True) == ((result := dflow(tmp_path, "plan", "-s", "train.lr=1e-4"))[0], "dflow tune" not in result[1])
