@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from dsl.estimate import Amount, Estimate, Growth, PlanContext
@@ -10,6 +11,7 @@ from ops.lib.data.batching import padded_length
 from ops.lib.data.files import read_json
 from ops.lib.forecasts import StepsForecast, TokensForecast, first_counted, identity_of
 from ops.shard_sequence.op import SPLIT, ShardSequence
+from ops.shard_sequence.steps import steps_of_tokens
 
 EPOCHS = 4
 
@@ -24,10 +26,15 @@ def estimate(config: ShardSequence, context: PlanContext) -> Estimate:
     of_tokens = identity_of(tokens_read) if features is None else features.of_tokens
     counted = first_counted(features, tokens_read)
     if context.trial is None or counted is None:
-        forecast = StepsForecast(of_tokens=of_tokens, pad_multiple=config.pad_multiple)
-        return Estimate(
-            forecast=forecast, notes=_too_long(config, tokens_read if features is None else features.tokens)
-        )
+        read = tokens_read if features is None else features.tokens
+        known: dict[str, Any] = {"of_tokens": of_tokens, "pad_multiple": config.pad_multiple}
+        if context.artifact is not None:
+            forecast = StepsForecast.read(context.artifact, **known)
+        elif read is not None and read.folder is not None:
+            forecast = StepsForecast(**known, count=partial(steps_of_tokens, read.folder, config))
+        else:
+            forecast = StepsForecast(**known)
+        return Estimate(forecast=forecast, notes=_too_long(config, read))
     tokens, samples = counted.tokens.of(("train",))[1], counted.samples.of(("train",))[1]
     of_epoch = steps_of_epoch(tokens, samples, config.tokens_per_step)
     steps = Amount(read_json(context.trial.artifact / "plan.json")["steps"], of_epoch * config.epochs)

@@ -20,7 +20,7 @@ import torch
 from attrs import Factory, define, frozen
 from torch import Tensor
 
-from dsl.errors import DataError, StopRequested
+from dsl.errors import StopRequested
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.hooks import no_hidden_matrices, undecayed
@@ -179,8 +179,6 @@ class _Training:
         ema = Ema(model, config.ema_decay) if config.ema_decay is not None else None
         state = TrainState(model, optimizer, [], ema)
         total, every = len(inputs.steps), config.checkpoint_every
-        if config.pause_after is not None and config.pause_after > total:
-            raise DataError(f"pause_after = {config.pause_after}: the training has only {total} steps; lower it")
         take_over(stage)
         checkpoints.resume(state, total, every, started_before=stage.started_before)
         measuring = Measuring.open(config, stage, inputs, setup, state, source.lend)
