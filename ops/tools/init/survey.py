@@ -87,8 +87,9 @@ class Survey:
     forms: of the sources. proposal: of columns, if the rows have other ones than `ingest` reads. dropped: reason ->
     samples; examples: reason -> one of them. with_tools, with_calls: samples that name tools, and those that call any.
     of_last, of_all: answers, where only the last of a request is learnt, and where all are. requests: samples from the
-    traffic of a server, `continued` of them with earlier answers, of which `earlier_reasoned` have reasoning; asked:
-    digests of what each asks, and preceding: of what was asked for the answer before the last.
+    traffic of a server, `continued` of them with earlier answers, and reasoning in `earlier_reasoned` of these and in
+    `last_reasoned` of the last ones; asked: digests of what each asks, and preceding: of what was asked for the answer
+    before the last.
     lacking: reason -> requests without a usable answer, which are prompts or dropped. decoded,
     broken: images that were examined, and those that inject_images rejects. examined, spoilt: samples of the former,
     and of the latter; spoilt ones are dropped, and count nowhere else. placed_images: samples with several images, or
@@ -121,6 +122,7 @@ class Survey:
     requests: int = 0
     continued: int = 0
     earlier_reasoned: int = 0
+    last_reasoned: int = 0
     asked: set[bytes] = Factory(set)
     preceding: Tally[bytes] = Factory(Tally)
     lacking: Tally[str] = Factory(Tally)
@@ -167,7 +169,7 @@ class Survey:
     @property
     def lost_reasoning(self) -> bool:
         """Whether requests have reasoning in their last answers only, so that the earlier ones are not as written."""
-        return self.continued > 0 and self.of_last.reasoned > 0 and not self.earlier_reasoned
+        return self.last_reasoned > 0 and not self.earlier_reasoned
 
     @property
     def learns_last(self) -> bool:
@@ -329,6 +331,7 @@ def _count_request(found: Survey, sample: RawSample) -> None:
     if earlier:
         found.continued += 1
         found.earlier_reasoned += sum(_reasons(before_last[place]) for place in earlier)
+        found.last_reasoned += sample.turns[-1].role == "assistant" and _reasons(sample.turns[-1])
         found.preceding[_asked(before_last[: earlier[-1]])] += 1
 
 

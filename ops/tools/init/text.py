@@ -30,7 +30,7 @@ ALGORITHMS = {
 }
 ANSWERS_AGAIN = "later requests of a log have the earlier answers again, and each is learnt once"
 WITHOUT_REASONING = "earlier answers came back without the reasoning that last ones have, so only these are learnt"
-WHOLE = "each conversation is in the log once, by its last request, so all its answers are learnt"
+WHOLE = 'most conversations are in the log by their last request only, so all answers are learnt; "last": one of each'
 SAID_BY_EXAMPLE = (OUTSIDE, REMOTE)
 WITHOUT = "blocks through this target's cache do not give what single tokens give"
 RECOMMENDED = "dflash"
@@ -203,9 +203,12 @@ def _about_requests(found: Survey) -> list[str]:
     """A line on which answers of a log are learnt; none for a log without earlier answers."""
     if not found.continued:
         return []
-    about = f"requests: {found.continued:,} of {found.requests:,} have earlier answers, {found.preceded:,} of them "
-    about += "behind a request of the log that got the last of these"
-    return [f"{about}; {_why_last(found) if found.learns_last else WHOLE}"]
+    about = (
+        f"requests: {found.continued:,} of {found.requests:,} have earlier answers, and of {found.preceded:,} of them "
+        "the log has the request before"
+    )
+    chosen = f'so learnt_in_requests = "last": {_why_last(found)}' if found.learns_last else WHOLE
+    return [f"{about}; {chosen}"]
 
 
 def _why_last(found: Survey) -> str:

@@ -27,6 +27,7 @@ from ops.lib.data.sample_account import SPLITS
 from ops.lib.data.token_shards import TokenReader
 from ops.shard_sequence.plan import steps_of_epoch
 from ops.tokenize_chat.run import tokenize_chat
+from ops.tools.init.counting import counted
 from ops.tools.init.survey import LONGEST, Counter, survey
 
 HEAD = "<|im_start|>system\nYou are a model of 2025-01-01, and answer briefly.<|im_end|>\n"
@@ -101,6 +102,10 @@ def agents_log(conversations: int) -> list[dict[str, Any]]:
     return rows
 
 
+def inline(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+
+
 def write(file: Path, rows: list[dict[str, Any]]) -> str:
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return str(file)
@@ -129,7 +134,12 @@ def test_an_agents_log_and_chats_have_the_tokens_samples_and_steps_that_init_wro
     made = check(tmp_path, checkpoint)
     assert {} == made.dropped and 140 < sum(made.samples.values()) == 40 * 3 + 20 * 2
     assert "(as the target's chat template and tokenizer make them; of 160 samples that 140 conversations make)" in said
-    assert "requests: 80 of 120 have earlier answers, 80 of them behind a request of the log" in said
+    assert "requests: 80 of 120 have earlier answers, and of 80 of them the log has the request before" in said
+    settings = {"checkpoint": str(checkpoint), "image_backend": "pillow", "enable_thinking": False, "tools_as": None}
+    row = {"id": "a", "messages": inline(chats[19]["messages"]), "tools": (), "documents": (), "is_prompt": False}
+    asks = {**row, "messages": row["messages"][:-1], "is_prompt": True}
+    whole, prompt = counted(settings, [row, asks])
+    assert [whole["prompts"][-1]] == prompt["prompts"] == prompt["samples"] and 2 == len(whole["answers"])
 
 
 def test_the_built_in_digits_have_the_tokens_samples_and_steps_that_init_wrote(
