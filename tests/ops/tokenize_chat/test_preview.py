@@ -172,5 +172,7 @@ def test_reasoning_and_calls_have_colours_and_a_legend_where_kinds_are_known(tmp
     page.write(tmp_path / "preview.html")
     text = (tmp_path / "preview.html").read_text("utf-8")
     assert '<span class="call">call</span>.' in text
+    for kind in ("reasoning", "call"):  # every second token has a colour of its kind too, not that of other learnt ones
+        assert f".tokens span.{kind}:nth-of-type(even) {{ background: var(--{kind}-other); }}" in text
     found = [(kind, title.partition(",")[0]) for _, kind, title in Page(text).tokens][-len(ids) :]
     assert [("l reasoning", "reasoning"), ("l", "text"), ("l call", "call"), ("l", "end")] == found[:4]
