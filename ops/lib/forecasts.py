@@ -221,7 +221,8 @@ class Answered:
 
     has_target: whether the target was a node's, None if unknown. target: its identity. chat_template: SHA-256 of the
     one given by the user. templates: SHA-256 of those in the processor's directory, None if unknown. processor: from
-    `pinned_model`. longest: tokens that no answer exceeds. An artifact only records how the target was asked, so that
+    `pinned_model`. longest: tokens that no single answer of the split train exceeds, None where answers of several
+    samples count together, or some are not the target's. An artifact only records how the target was asked, so that
     a server's answers and those of a node's target can be the same artifact.
     """
 
