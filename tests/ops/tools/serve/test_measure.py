@@ -163,7 +163,9 @@ def test_the_speed_of_a_level_is_that_of_all_requests_together_and_its_interval_
     assert [20 / 1, 20 / 2, 20 / 3] == pytest.approx(rates_R)
     found = level.to_json()
     # A quarter of all resamplings draws the first request twice, a quarter the second one.
-    assert [10 - WIDER * (10 - 20 / 3), 10 + WIDER * (20 - 10)] == pytest.approx([found["low"], found["high"]], rel=1e-4)
+    assert [10 - WIDER * (10 - 20 / 3), 10 + WIDER * (20 - 10)] == pytest.approx(
+        [found["low"], found["high"]], rel=1e-4
+    )
     assert {"median": 2.0, "p95": 2.9} == found["latency"]
 
 
