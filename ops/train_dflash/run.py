@@ -118,12 +118,8 @@ def _capturing(config: TrainDflash, stage: Stage, inputs: Inputs) -> Iterator[_S
         capture = _capture(config, stage, inputs.captured)
         yield _Source(capture.ask, capture.lend)
         return
-    rows = stage.world_size // stage.sp_degree
-    if config.buffer_batches * rows < pool.workers:
-        stage.warn(
-            f"buffer_batches = {config.buffer_batches} keeps at most {config.buffer_batches * rows} of {pool.workers} "
-            f"pool workers busy: set it to {-(-2 * pool.workers // rows)}, or use fewer workers"
-        )
+    if idle := config.idle_workers(pool.workers, stage.world_size // stage.sp_degree):
+        stage.warn(idle)
     facts = agreement(stage, inputs.captured, config.capture_batch_tokens)
     with CapturePool(stage, pool, inputs.captured, lengths, facts) as capture_pool:
         yield _Source(capture_pool.ask, pool=capture_pool)
