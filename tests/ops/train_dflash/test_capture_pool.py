@@ -230,6 +230,7 @@ class Counted:
         self.stage.stop_after = 0
         self.thread.join(120)
         assert not self.thread.is_alive()
+        until(lambda: not any("(accept)" in each.name for each in threading.enumerate()))
 
 
 def test_a_worker_whose_answers_nobody_reads_computes_no_more_than_it_keeps(tmp_path):
