@@ -18,8 +18,10 @@ from mtp_cases import mtp_checkpoint
 from report_page import Page
 from toy_ops import is_alive, wait_for
 
+from dsl.errors import DflowError
 from executor.records.run_record import Record
 from executor.system.trust import trust_store
+from executor.tune.winner import check_writable
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "pipelines" / "tiny.toml"
@@ -335,19 +337,22 @@ train.num_layers = [1, 2]
     assert 4 == len(each)
     assert f"{sum(one['generated'] for one in each) / sum(one['steps'] for one in each):.3f}" == shown[winner][3]
     assert "18 training steps" in out and "take 24 steps" in out
-    page = Page.read(store / "tune" / "tiny.html")
+    page = Page.read(store / "tune" / "tiny-tuned.html")
     assert ["plain decoding", *trials] == sorted(row[0] for row in page.table("trials", "trial", "values"))
     plan = {row["id"]: row["cache"] for row in json.loads(dflow(store, "plan", str(best), "--json"))["nodes"]}
     assert ["train", "export", "eval", "check"] == [node for node, planned in plan.items() if planned != "hit"]
     assert {"train_3", "train_6"} < set(plan)
     ran = {folder.name for folder in (store / "records").iterdir()}
     assert 3 == len(ran - before)
-    written = {file: file.stat().st_mtime_ns for file in (best, store / "tune" / "tiny.html")}
+    written = {file: file.stat().st_mtime_ns for file in (best, store / "tune" / "tiny-tuned.html")}
     again = dflow(store, "tune", str(file))
     assert re.search(r"at most 18 training steps, .+ at \S+ s a step", again)
     assert out[out.rindex("\ntrial  ") :] == again[again.rindex("\ntrial  ") :]
     assert ran == {folder.name for folder in (store / "records").iterdir()}
     assert written == {file: file.stat().st_mtime_ns for file in written}
+    best.write_text(f"{best.read_text()}\n[node.eval]\nmax_new_tokens = 8\n")
+    with pytest.raises(DflowError, match="it was changed since `dflow tune` wrote it"):
+        check_writable(best)
 
 
 WITH_MTP = """

@@ -132,8 +132,9 @@ class _Search:
 
 
 def _search(store: Store, graph: Graph, options: argparse.Namespace) -> _Search | None:
-    """The search of the whole file as it stands; None without a table [tune], and where the arguments change or select
-    something, which `dflow tune` does not take.
+    """The search of the whole file as it stands; None without a table [tune], in the file of a winner, which has the
+    table of the one that it extends, and where the arguments change or select something, which `dflow tune` does not
+    take.
     """
     if (
         graph.tree is None
@@ -146,7 +147,10 @@ def _search(store: Store, graph: Graph, options: argparse.Namespace) -> _Search 
         return None
     from executor.tune.preflight import announcement, search_preflight, step_seconds
     from executor.tune.trials import read_trials
+    from executor.tune.winner import is_winners
 
+    if is_winners(options.file):
+        return None
     try:
         trials = read_trials(options.file)
     except PipelineError as error:

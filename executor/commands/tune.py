@@ -59,7 +59,8 @@ def main(options: argparse.Namespace) -> int:
     print_lines("not tried:")
     for sentence in outcome.not_tried:
         print_lines(f"  {sentence}")
-    page = store.path / PAGES / f"{UNSAFE.sub('_', shortened(trials.graph.name))}.html"
+    names = dict.fromkeys((shortened(trials.graph.name), shortened(options.file.stem)))  # several files have one name
+    page = store.path / PAGES / f"{UNSAFE.sub('_', '-'.join(names))}.html"
     is_changed = write_winner(output, options.file, trials, decision)
     if is_changed or tuning.has_run or not page.exists():
         from executor.tune.page import write_page  # loads matplotlib

@@ -97,7 +97,7 @@ def read_trials(file: Path) -> Trials:
     tree = tree_with_ops(file)
     if TUNE not in tree.values:
         raise PipelineError([Finding("the table [tune] is missing", Field(TUNE, Position(str(file), 1, 1)), NO_TABLE)])
-    training = compiled(tree, absent={}).nodes
+    whole = compiled(tree, absent={})
     tree, absent = tree_with_ops(file), Absent()
     tune = check_tune(tree)
     assert tune is not None, "the file has no mistakes"
@@ -107,10 +107,24 @@ def read_trials(file: Path) -> Trials:
         message = f"{table.budget_steps} steps are fewer than the {least} of one trial to the last rung"
         tree.report((TUNE, "budget_steps"), message, f"set {least} or more")
     tried = points.tried or points.beyond
+    training = whole.up_to([table.node]).nodes
+    _check_reach(tree, training, tune, tried)
     _check_trainings(tree, training[table.node].config, tune, tried)
     put_rival(tree, table.node)
     put_trials(tree, tune, tried)
     return Trials(tune, points, attrs.evolve(compiled(tree, absent=absent), sort_by="val/tau"), absent)
+
+
+def _check_reach(tree: Tree, training: Collection[str], tune: Tune, points: Sequence[Point]) -> None:
+    """Report values that change nothing of the training. training: its node's id, and those of all nodes above it."""
+    places = {axis.name: axis.place for axis in tune.axes}
+    nodes = {(name, path[0]) for point in points for name, option in point.items() for path in option.changes}
+    for name, node in sorted(nodes):
+        if node not in training:
+            message = (
+                f'"{node}" is not above "{tune.table.node}", so trials with other values of it are the same training'
+            )
+            tree.report(places[name], message, f"vary fields of {tune.table.node}, or of nodes above it")
 
 
 def _check_trainings(tree: Tree, training: Any, tune: Tune, points: Sequence[Point]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -18,16 +19,31 @@ from executor.tune.decision import Decision
 from executor.tune.trials import Trials
 
 MARK = "# Written by `dflow tune"
+CHECKSUM = "# It is written anew as long as its checksum is that of the lines below: "
 
 
 def default_path(file: Path) -> Path:
     return file.with_name(f"{file.stem}_best.toml")
 
 
+def is_winners(path: Path) -> bool:
+    """Whether `dflow tune` wrote a pipeline file."""
+    return path.read_text(encoding="utf-8", errors="replace").startswith(MARK)
+
+
 def check_writable(path: Path) -> None:
-    """Check that the file is not one of the user's. Raises DflowError."""
-    if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(MARK):
+    """Check that the file is not one of the user's, nor changed by the user. Raises DflowError."""
+    if not path.exists():
+        return
+    if not is_winners(path):
         raise DflowError(f"{path}: there is a file that `dflow tune` did not write; name another by -o FILE")
+    _, checksum, *lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    if checksum != CHECKSUM + _checksum("\n".join(lines)):
+        raise DflowError(f"{path}: it was changed since `dflow tune` wrote it; rename it, or name another by -o FILE")
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def write_winner(path: Path, file: Path, trials: Trials, decision: Decision) -> bool:
@@ -53,14 +69,15 @@ def winner_text(path: Path, file: Path, trials: Trials, winner: int, rungs: list
     tables = {tune.rung_node(steps): chained[tune.rung_node(steps)] for steps in rungs}
     tables |= changes | {node: {**changes.get(node, {}), **last}}
     extends = os.path.relpath(file.absolute(), path.absolute().parent)
+    first = f"{MARK} {file.name}`: trial {trial_name(winner)}, the best at step {rungs[-1]}."
     head = [
-        f"{MARK} {file.name}`: trial {trial_name(winner)}, the best at step {rungs[-1]}.",
         f"# `{node}` goes on from there to the end of the plan of batches; the steps before are in the store. To train",
         f"# it in one go instead, take out the nodes with {PAUSE}, and {CONTINUES}.",
         "",
         f"extends = {toml_value(extends)}",
     ]
-    return "\n".join([*head, *(line for name, table in tables.items() for line in _table(name, table)), ""])
+    rest = "\n".join([*head, *(line for name, table in tables.items() for line in _table(name, table)), ""])
+    return f"{first}\n{CHECKSUM}{_checksum(rest)}\n{rest}"
 
 
 def changed_nodes(point: Point) -> dict[str, Any]:

@@ -416,7 +416,8 @@ class AnyVision(AnyText):
         if not inputs.seen_or_none():
             return
         tokens = int((inputs.input_ids == self.image_token_id).sum())
-        rows = output.image_hidden_states.numel() // int(self.text_config["hidden_size"])
+        states = output.image_hidden_states  # since transformers 5.19, some classes give the encoder's whole output
+        rows = getattr(states, "pooler_output", states).numel() // int(self.text_config["hidden_size"])
         if rows != tokens:
             raise DataError(f"{tokens} image tokens, but the model makes {rows} of the images")
 

@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from dsl.errors import PipelineError
 from executor.store.artifact_store import Store
 from executor.tune.preflight import announcement, search_preflight, step_seconds
 from executor.tune.trials import read_trials
@@ -56,6 +59,14 @@ def test_what_every_trial_lacks_is_named_once_and_that_of_some_with_their_names(
     found = search_preflight(Store(tmp_path / "runs"), trials).refused
     assert 1 == sum(each.path == "node.train.mask_token_id" and "(t0" not in each.what for each in found)
     assert [True] == [each.what.endswith("(t02)") for each in found if each.path == "node.train.num_heads"]
+
+
+def test_values_that_change_nothing_of_the_training_are_refused_by_their_name(tmp_path: Path) -> None:
+    file = written(tmp_path, "[3, 6]", "train.lr = [1e-5, 3e-3]\neval.max_new_tokens = [8, 16]")
+    with pytest.raises(PipelineError) as found:
+        read_trials(file)
+    (mistake,) = found.value.mistakes
+    assert f'{file}:12:6: tune.space.eval.max_new_tokens: "eval" is not above "train"' in str(mistake)
 
 
 def test_disk_is_that_of_the_trainings_that_run_whichever_trials_stop(tmp_path: Path) -> None:
