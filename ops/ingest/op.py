@@ -47,7 +47,7 @@ class Columns:
 
 
 @op(
-    version=6,
+    version=7,
     run="ops.ingest.run:ingest",
     key_libraries=("pillow", "pyarrow", "datasets"),
     single_process=True,

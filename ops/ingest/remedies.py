@@ -23,6 +23,7 @@ REMEDIES = {
     **dict.fromkeys((turn_forms.ARGUMENTS_NOT_JSON, turn_forms.ARGUMENTS_NO_OBJECT), ARGUMENTS),
     **dict.fromkeys((turn_forms.NO_CALL, turn_forms.NO_RESULT, turn_forms.TOO_MANY_CALLS), EXPORTED_AGAIN),
     **dict.fromkeys((tools.NO_JSON, documents.NO_JSON, turn_forms.RESULT_NOT_JSON), "write values that JSON has"),
+    traffic.PREFILLED: f"{ANSWERED_LATER} without this beginning",
     traffic.NO_RESPONSE: f"list the batch's output as a source too; or {ANSWERED_LATER}",
     traffic.LOG_CUT: "start SGLang with --log-requests-level 3",
     rows.NO_ANSWER: ANSWERED_LATER,

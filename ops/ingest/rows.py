@@ -82,7 +82,7 @@ from ops.ingest.row_values import (
     turn_role,
 )
 from ops.ingest.sample import END_OF_THOUGHT, IMAGE, DroppedSample, RawSample, Turn, with_leading_images
-from ops.ingest.tools import NO_FUNCTION, TOOL_KEYS, Tool, normal_tools, quoted, tools_in
+from ops.ingest.tools import NO_FUNCTION, TOOL_KEYS, Tool, chosen_tool, normal_tools, quoted, tools_in
 from ops.ingest.turn_forms import ARGUMENTS, ROLE_NAMES, Said, own_text, result_turn, said, user_turn
 from ops.lib.data.files import shown_json
 from ops.lib.data.json_lines import json_kind
@@ -375,21 +375,32 @@ class Placed:
     index: int | None = None
 
 
-SETTINGS: dict[str, Callable[[Any], bool]] = {
-    OF_TEMPLATE: lambda value: not is_none(_without_documents(value)),
-    "reasoning": lambda value: value in ("on", "off"),
-}
-SETTING = '"{}" of their own, which is left out: a server has one setting for all'
-UNLISTED = "a call of a function that is not among their tools, which is learnt like any other"
-NOT_LEARNT = "turns behind the last answer that is learnt, which are left out"
-LISTING = "a system turn that lists the tools, which is left out: the chat template lists them itself"
-
-
 def _without_documents(arguments: Any) -> Any:
     """The arguments of a chat template but for the documents, which are used."""
     if not isinstance(arguments, dict):
         return arguments
     return {key: value for key, value in arguments.items() if key != DOCUMENTS}
+
+
+# Of a row or a request, which change the prompt: what of their values is left out, None for nothing.
+SETTINGS: dict[str, Callable[[Any], Any]] = {
+    OF_TEMPLATE: _without_documents,
+    "reasoning_effort": lambda value: value,
+    "reasoning": lambda value: value if value in ("on", "off") or isinstance(value, dict) else None,
+    "thinking": lambda value: value if isinstance(value, dict) else None,  # of Anthropic, as the next
+    "output_config": lambda value: value.get("effort") if isinstance(value, dict) else None,
+    "chat_template": lambda value: value if isinstance(value, str) else None,
+    "continue_final_message": lambda value: True if value is True else None,
+    "add_generation_prompt": lambda value: False if value is False else None,
+}
+SETTING = '"{}" of their own, which is left out: a server has one setting for all'
+CHOICE = (
+    'a "tool_choice" of "none" or of one function and keep all their tools, as vLLM renders them; SGLang renders none, '
+    "or that one: remove the others where it was the server"
+)
+UNLISTED = "a call of a function that is not among their tools, which is learnt like any other"
+NOT_LEARNT = "turns behind the last answer that is learnt, which are left out"
+LISTING = "a system turn that lists the tools, which is left out: the chat template lists them itself"
 
 
 @frozen
@@ -427,10 +438,13 @@ def sample_of_row(
     """
     try:
         _refuse_other_media(row)
-        tools = normal_tools(row)
+        tools, chosen = normal_tools(row), chosen_tool(row)
+        hides_tools = chosen == "" and not tools
+        if hides_tools:
+            default_tools = ()
         given = tools or default_tools
         spoken, listing = _without_listing(said(_readable(row, given, tool_syntax), call_ids))
-        noted = [SETTING.format(key) for key, is_given in SETTINGS.items() if is_given(row.get(key))]
+        noted = [CHOICE] if tools and chosen is not None else []
         if listing:
             tools, noted = tools or normal_tools({"tools": listing}), [*noted, LISTING]
         tools, documents = tools or default_tools, normal_documents(row)
@@ -439,7 +453,7 @@ def sample_of_row(
         turns = [_Turn(turn, _items(turn)) for turn in spoken]
         _check(turns, require_answers)
         called = [call.name for turn in spoken for call in turn.calls]
-        if called and not tools:
+        if called and not tools and not hides_tools:
             raise Unusable(WITHOUT_TOOLS)
         if not set(called) <= {tool["function"].get("name") for tool in tools}:
             noted.append(UNLISTED)
@@ -460,9 +474,15 @@ def sample_of_row(
             tools=tools,
             documents=documents or (),
             noted=tuple(noted),
+            settings=_settings(row),
         )
     except Unusable as fault:
         return DroppedSample(sample_id, fault.reason, fault.detail)
+
+
+def _settings(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    left_out = ((key, of(row.get(key))) for key, of in SETTINGS.items())
+    return tuple((key, json.dumps(value, sort_keys=True, default=str)) for key, value in left_out if not is_none(value))
 
 
 def _learnt(turns: list[Said]) -> tuple[int, bool]:

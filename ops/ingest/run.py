@@ -18,6 +18,7 @@ from ops.ingest.op import GROUP, Ingest
 from ops.ingest.prose import prose_samples
 from ops.ingest.read import Read, images_without_row, read_samples, unread_captions
 from ops.ingest.remedies import REMEDIES, advised
+from ops.ingest.rows import SETTING
 from ops.ingest.sample import LAST, DroppedSample, RawSample
 from ops.ingest.source import check_builtin
 from ops.ingest.splits import hash_of, kept_of, split_of
@@ -46,6 +47,8 @@ def ingest(config: Ingest, stage: Stage) -> None:
     contents = Contents()
     done = grouped = thinking = calling = 0
     noted: Counter[str] = Counter()
+    settings: Counter[str] = Counter()
+    values: defaultdict[str, set[str]] = defaultdict(set)  # of a setting, up to 2
     with (stage.out_dir / "samples.jsonl").open("w", encoding="utf-8") as file:
         for done, (share, sample) in enumerate(read_source(config), start=1):
             if done % 100 == 0:
@@ -75,6 +78,10 @@ def ingest(config: Ingest, stage: Stage) -> None:
             thinking += any(turn.reasoning_content for turn in sample.turns)
             calling += any(turn.tool_calls for turn in sample.turns)
             noted.update(sample.noted)
+            for key, value in sample.settings:
+                settings[key] += 1
+                if len(values[key]) < 2:
+                    values[key].add(value)
     stage.progress(done, done)
     tally.finish(config.max_dropped)
     if config.group != GROUP and not grouped:
@@ -95,6 +102,11 @@ def ingest(config: Ingest, stage: Stage) -> None:
         stage.info(f"{thinking} samples carry reasoning_content, which only some chat templates show")
     if calling:
         stage.info(f"{calling} samples call tools")
+    for key, count in settings.items():
+        without = sum(tally.splits.values()) - count
+        differ = "; their values differ" if len(values[key]) > 1 else ""
+        others = f"; {without} samples have none" if without else ""
+        stage.info(f"{count} samples have {SETTING.format(key)}{differ}{others}")
     for what, count in noted.items():
         stage.info(f"{count} samples have {what}")
 

@@ -79,6 +79,7 @@ class RawSample:
     tools   those that the assistant may call, in the form that chat templates take
     documents   that the answers stand on, in the form that chat templates take
     noted   what else the row has that is counted, such as what is left out, and why
+    settings    of its own that are left out, and their values as JSON
     opening of a request to a server: a digest of the turns up to the user's first (`opening_of`); None for other rows
     lacks   of a request that is kept as a prompt: why it has no answer
     learns_last   whether only the last answer is learnt, as marks of the others say
@@ -95,6 +96,7 @@ class RawSample:
     tools: tuple[dict[str, Any], ...] = ()
     documents: tuple[dict[str, Any], ...] = ()
     noted: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
     opening: str | None = None
     lacks: str = ""
     learns_last: bool = False

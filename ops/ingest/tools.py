@@ -82,6 +82,23 @@ def default_tools(file: Path) -> tuple[Tool, ...]:
     return tools
 
 
+def chosen_tool(row: dict[str, Any]) -> str | None:
+    """The function that a request's `tool_choice` names, "" where it is "none"; None for other choices, such as "auto".
+
+    {"type": "none"} and {"type": "tool", "name"} are Anthropic's.
+    """
+    choice = row.get("tool_choice")
+    if not isinstance(choice, dict):
+        return "" if choice == "none" else None
+    return "" if choice.get("type") == "none" else tool_name(choice) or None
+
+
+def tool_name(tool: Tool) -> Any:
+    """The name of a tool's function; None for none."""
+    function = tool.get("function")
+    return (function if isinstance(function, dict) else tool).get("name")
+
+
 def tools_in(text: str) -> list[Tool]:
     """The tools between <tools> tags: a list, or objects one after the other; empty where there are none."""
     for body in (piece.partition("</tools>")[0] for piece in text.split("<tools>")[1:]):
@@ -127,8 +144,7 @@ def _is_function(tool: Tool) -> bool:
 
 
 def _is_named(tool: Tool) -> bool:
-    function = tool.get("function")
-    name = (function if isinstance(function, dict) else tool).get("name")
+    name = tool_name(tool)
     return isinstance(name, str) and bool(name.strip())
 
 

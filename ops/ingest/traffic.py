@@ -12,9 +12,10 @@
                                                 texts that the chat template rendered: RENDERED is the table of those
                                                 that become turns again
 
-Of a request the messages, tools, documents, `chat_template_kwargs` and Anthropic's `system` are used, of a response the
-first choice's message, or Anthropic's content. All else stays out of the row: ids, users, keys, headers, metadata. Nor
-does a message or a reason of this file show a value.
+Of a request the messages, the tools that its `tool_choice` leaves, documents and Anthropic's `system` are used, of a
+response the first choice's message, or Anthropic's content. Settings that change the prompt are counted (SETTINGS of
+ops/ingest/rows.py). All else stays out of the row: ids, users, keys, headers, metadata. Nor does a message or a reason
+of this file show a value.
 
 A log has a conversation's earlier turns again in every later request. All of these fall into one split, which is drawn
 by what they begin with (`opening_of`).
@@ -24,6 +25,8 @@ A request that is no sample has a reason (`Record.lacks`), by which it is droppe
     no response, the request failed, a refusal
     the answer was cut at its limit, the answer was filtered
     a streamed response in pieces       a list of them, or the events as a text
+    the request ends with an answer     begun by the client, which the response goes on with: the target did not say the
+                                        beginning. As a prompt it ends before this turn
     a request without messages          embeddings, completions of a bare text, and OpenAI's responses
     a text that the log cut             by SGLang's --log-requests-level 2
     a rendered prompt with tools, with images, of no known chat template; several prompts in a request
@@ -39,10 +42,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
-from ops.ingest.documents import ARGUMENTS, KEY
+from ops.ingest.documents import KEY
 from ops.ingest.row_values import REASONING, is_none, parsed, turn_role
+from ops.ingest.rows import SETTINGS
 from ops.ingest.sample import END_OF_THOUGHT, THINK
-from ops.ingest.tools import TOOL_KEYS
+from ops.ingest.tools import TOOL_KEYS, chosen_tool, tool_name, with_tools
 from ops.lib.data.json_lines import json_kind
 
 if TYPE_CHECKING:
@@ -53,6 +57,7 @@ Row = dict[str, Any]
 NO_RESPONSE, FAILED, REFUSED = "no response", "the request failed", "a refusal"
 CUT, FILTERED = "the answer was cut at its limit", "the answer was filtered"
 STREAMED = "a streamed response in pieces"
+PREFILLED = "the request ends with an answer"
 NO_MESSAGES = "a request without messages"
 LOG_CUT = "a text that the log cut"
 WITH_TOOLS, WITH_IMAGES = "a rendered prompt with tools", "a rendered prompt with images"
@@ -63,10 +68,11 @@ INPUT, OUTPUT = "input", "output"  # of a batch
 
 @frozen
 class Answer:
-    """The answer to a request as a turn, or why there is none."""
+    """The answer to a request as a turn, or why there is none. is_sglang: whether SGLang wrote the response."""
 
     turn: Row | None = None
     lacks: str = ""
+    is_sglang: bool = False
 
 
 Answers = Mapping[str, Answer]  # by custom_id
@@ -186,7 +192,9 @@ def _in_one(row: Row) -> Exchange | None:
     """A request that has its response among its own keys."""
     turns = row.get("messages")
     last = turns[-1] if isinstance(turns, list) and turns else None
-    if not isinstance(last, dict) or turn_role(last) not in ("user", "tool"):
+    if not isinstance(last, dict):
+        return None
+    if turn_role(last) not in ("user", "tool") and row.get("continue_final_message") is not True:
         return None
     response = row.get("response")
     if not isinstance(response, (dict, str)) and not isinstance(row.get("choices"), list):
@@ -200,9 +208,35 @@ def _joined(request: Row, answer: Answer) -> Exchange:
     turns = request.get("messages")
     if turns is None:
         return Exchange({"messages": []}, lacks=NO_MESSAGES)
-    settings = {key: request[key] for key in (*TOOL_KEYS, KEY, ARGUMENTS, "system") if request.get(key) is not None}
+    others = {key: request[key] for key in (KEY, "system", *SETTINGS) if request.get(key) is not None}
+    others |= _tools(request, is_sglang=answer.is_sglang)
+    if not isinstance(turns, list):
+        return Exchange({"messages": turns, **others}, lacks=answer.lacks)
+    asked = list(turns)
+    while asked and isinstance(asked[-1], dict) and turn_role(asked[-1]) == "assistant":
+        asked.pop()
+    if len(asked) < len(turns):
+        return Exchange({"messages": asked, **others}, lacks=answer.lacks or PREFILLED)
     last = [] if answer.turn is None else [answer.turn]
-    return Exchange({"messages": [*turns, *last] if isinstance(turns, list) else turns, **settings}, lacks=answer.lacks)
+    return Exchange({"messages": [*asked, *last], **others}, lacks=answer.lacks)
+
+
+def _tools(request: Row, *, is_sglang: bool) -> Row:
+    """The tools in a request's prompt, and its `tool_choice` where it is not known whether it left some out.
+
+    With "none" SGLang renders no tools, of a named function only that (0.5.23, srt/entrypoints/openai/serving_chat.py,
+    `_process_messages`); vLLM renders all in both cases (0.33, renderers/online_renderer.py), with
+    --exclude-tools-when-tool-choice-none none of the first. A response of SGLang is known by "matched_stop".
+    """
+    given = {key: request[key] for key in TOOL_KEYS if request.get(key) is not None}
+    chosen = chosen_tool(request)
+    row, mistake = with_tools(given)
+    if chosen is None or mistake or "tools" not in row:
+        return given
+    if not is_sglang:
+        return {**given, "tool_choice": request["tool_choice"]}
+    shown = [tool for tool in row["tools"] if tool_name(tool) == chosen]
+    return {"tools": shown} if shown else {"tool_choice": "none"}
 
 
 ENDINGS = {
@@ -241,7 +275,8 @@ def _answer(response: Any) -> Answer:
         return Answer(lacks=NO_RESPONSE)
     if "delta" in first:
         return Answer(lacks=STREAMED)
-    return _of_message(first.get("message"), first.get("finish_reason"))
+    found = _of_message(first.get("message"), first.get("finish_reason"))
+    return attrs.evolve(found, is_sglang="matched_stop" in first)
 
 
 def _of_message(message: Any, ending: Any) -> Answer:

@@ -24,6 +24,7 @@ from ops.ingest.traffic import (
     NO_MESSAGES,
     NO_RESPONSE,
     NOT_KNOWN,
+    PREFILLED,
     REFUSED,
     RESPONSE_ALONE,
     SEVERAL,
@@ -195,6 +196,102 @@ def test_reasoning_and_calls_of_a_response_are_kept_and_settings_counted(tmp_pat
     [found], _ = run([write(tmp_path / "log.jsonl", row)], tmp_path / "out")
     assert "Greet." == found["conversations"][-1]["reasoning_content"]
     assert '1 samples have "chat_template_kwargs" of their own' in capsys.readouterr().out
+
+
+def test_settings_that_change_the_prompt_are_counted_with_whether_the_requests_differ_in_them(tmp_path, capsys) -> None:
+    settings = [
+        {"reasoning_effort": "high", "chat_template": "{{ messages }}", "thinking": {"type": "enabled"}},
+        {"reasoning_effort": "low", "chat_template": "{{ messages }}", "continue_final_message": True},
+        {"reasoning_effort": None, "chat_template": "{{ messages }}", "continue_final_message": False},
+        {"chat_template": "{{ messages }}", "add_generation_prompt": False, "output_config": {"effort": "low"}},
+        {"chat_template": "{{ messages }}", "add_generation_prompt": True, "reasoning": {"effort": "high"}},
+    ]
+    rows = [{"request": BODY | each, "response": completion("Hi!")} for each in settings]
+    found, dropped = run([write(tmp_path / "log.jsonl", *rows)], tmp_path / "out")
+    assert ([[*ASKED, ("assistant", "Hi!")]] * 5, {}) == ([*map(said, found)], dropped)
+    told = [
+        line.partition(" samples have ")[::2] for line in capsys.readouterr().out.splitlines() if "of their" in line
+    ]
+    left_out = "of their own, which is left out: a server has one setting for all"
+    assert sorted((count.split()[-1], what) for count, what in told) == [
+        ("1", f'"add_generation_prompt" {left_out}; 4 samples have none'),
+        ("1", f'"continue_final_message" {left_out}; 4 samples have none'),
+        ("1", f'"output_config" {left_out}; 4 samples have none'),
+        ("1", f'"reasoning" {left_out}; 4 samples have none'),
+        ("1", f'"thinking" {left_out}; 4 samples have none'),
+        ("2", f'"reasoning_effort" {left_out}; their values differ; 3 samples have none'),
+        ("5", f'"chat_template" {left_out}'),
+    ]
+
+
+def offered(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+CALLED = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "sunny"}]
+NAMED = {"type": "function", "function": {"name": "time"}}
+BOTH = [offered("weather"), offered("time")]
+
+
+def from_sglang(text: str) -> dict[str, Any]:
+    """A response as SGLang writes one, whose choices have the token that ended them."""
+    response = completion(text)
+    return response | {"choices": [response["choices"][0] | {"matched_stop": 151645}]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "of_sglang", "of_others"),
+    [
+        ("none", None, (BOTH, True)),
+        ({"type": "none"}, None, (BOTH, True)),
+        (NAMED, BOTH[1:], (BOTH, True)),
+        ({"type": "tool", "name": "time"}, BOTH[1:], (BOTH, True)),
+        ("auto", BOTH, (BOTH, False)),
+        ("required", BOTH, (BOTH, False)),
+        (None, BOTH, (BOTH, False)),
+    ],
+)
+def test_sglang_shows_the_tools_that_the_choice_leaves_and_others_all(
+    tmp_path: Path, capsys, choice, of_sglang, of_others
+) -> None:
+    (tmp_path / "tools.json").write_text(json.dumps([offered("default")]))
+    for messages in (MESSAGES, CALLED):
+        asked = {**BODY, "messages": messages, "tools": BOTH, "tool_choice": choice}
+        for response, tools, is_told in ((from_sglang("Hi!"), of_sglang, False), (completion("Hi!"), *of_others)):
+            source = write(tmp_path / "log.jsonl", {"request": asked, "response": response})
+            [row], dropped = run([source], tmp_path / "out", default_tools=str(tmp_path / "tools.json"))
+            assert (tools, {}) == (row.get("tools"), dropped)
+            assert "Hi!" == said(row)[-1][1]
+            assert is_told == ('1 samples have a "tool_choice" of "none" or of one' in capsys.readouterr().out)
+
+
+BEGUN = {"role": "assistant", "content": "Sure, "}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"request": {**BODY, "messages": [*MESSAGES, BEGUN]}, "response": completion("here.")},
+        {
+            "request": {**BODY, "messages": [*MESSAGES, BEGUN], "continue_final_message": True},
+            "response": completion("here.", "length"),
+        },
+        {**BODY, "messages": [*MESSAGES, BEGUN], "continue_final_message": True, "response": completion("here.")},
+        {
+            "request": {"system": MESSAGES[0]["content"], "messages": [MESSAGES[1], BEGUN]},
+            "response": {"type": "message", "stop_reason": "end_turn", "content": [{"type": "text", "text": "here."}]},
+        },
+    ],
+)
+def test_a_request_that_ends_with_the_beginning_of_its_answer_is_a_prompt_only(tmp_path: Path, row) -> None:
+    good = {"request": BODY, "response": completion("Hi!")}
+    source = write(tmp_path / "log.jsonl", good, row)
+    is_cut = "length" in json.dumps(row)
+    rows, dropped = run([source], tmp_path / "out")
+    assert ([[*ASKED, ("assistant", "Hi!")]], {CUT if is_cut else PREFILLED: 1}) == ([*map(said, rows)], dropped)
+    rows, dropped = run([source], tmp_path / "prompts", require_answers=False)
+    assert ([[*ASKED, ("assistant", "Hi!")], ASKED], {}) == ([*map(said, rows)], dropped)
 
 
 @pytest.mark.parametrize(
