@@ -378,13 +378,14 @@ def test_a_column_of_reasoning_that_belongs_to_no_answer_is_counted(tmp_path, ca
             "thinking": "x",
         },
         {"prompt": "Which?", "completion": [{"role": "assistant", "content": "This."}], "thinking": "x"},
+        {"messages": [{"role": "user", "content": "Which?"}], "response": "This.", "thinking": "x"},
         {"question": "Which?", "answer": "This.", "reasoning": "x", "thinking": "y"},
         {"question": "Which?", "answer": "This.", "reasoning_content": "x", "reasoning": "x"},
     ]
     _, written, _ = run_ingest(tmp_path, rows)
-    assert [None, None, "x", "x"] == [row["conversations"][1].get("reasoning_content") for row in written]
+    assert [None, None, None, "x", "x"] == [row["conversations"][1].get("reasoning_content") for row in written]
     out = capsys.readouterr().out
-    assert '3 samples have "thinking" as a column of no answer' in out and '"reasoning" as' not in out
+    assert '4 samples have "thinking" as a column of no answer' in out and '"reasoning" as' not in out
 
 
 def test_samples_with_reasoning_are_told_since_only_some_templates_show_it(tmp_path, capsys):
