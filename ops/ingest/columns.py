@@ -12,6 +12,7 @@ from typing import Any
 from dsl.errors import shortened
 from ops.ingest.op import Columns
 from ops.ingest.row_forms import form_of, in_turns
+from ops.ingest.row_values import REASONING
 from ops.ingest.rows import ANSWERS, INPUTS, KEYS, TURNS, turns_mistake
 from ops.ingest.traffic import exchange, is_arrival
 
@@ -22,6 +23,7 @@ FAMILIES = (
 TEXTS = frozenset().union(*FAMILIES)
 FILE_NAMES = ("file_name", "image_file_name", "file_names", "image_file_names")  # of images, in metadata beside them
 IMAGES = ("image", "images", *FILE_NAMES)
+OWN = (*KEYS, *REASONING)  # columns that mean something where `columns` does not name them
 LISTED = 12  # columns that a message names
 Row = dict[str, Any]
 
@@ -52,8 +54,9 @@ def mapped(row: Row, columns: Columns, question: str, *, is_first: bool) -> tupl
     others = {
         key: value
         for key, value in row.items()
-        if not (key in given or (key in KEYS and key in given.values()) or (key in TEXTS and key not in kept))
+        if not (key in given or (key in OWN and key in given.values()) or (key in TEXTS and key not in kept))
         and not (key == "images" and "image" in given)
+        and not (key in REASONING and "reasoning" in given)
     }
     made = {**others, **{key: row[column] for key, column in given.items() if column in row}}
     if "answer" in given and "question" not in {*given, *made}:

@@ -33,6 +33,7 @@ class Columns:
     instruction: str | None = field(default=None, help="what is asked, with output")
     input: str | None = field(default=None, help="what follows the instruction")
     output: str | None = field(default=None, help="its answer")
+    reasoning: str | None = field(default=None, help="the reasoning of its answer, both texts")
     system: str | None = field(default=None, help="the system's turn")
     tools: str | None = field(default=None, help="a list of tools, or its JSON")
     image: str | None = field(default=None, help="one image, or a list")

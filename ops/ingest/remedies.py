@@ -47,6 +47,8 @@ REMEDIES = {
     turn_forms.OUTSIDE_ANSWER: "make it a turn of the assistant's",
     turn_forms.SAME_ID: "give each call of a turn an id of its own, or leave all ids out",
     turn_forms.NOT_OPEN: "give the result the id of its call, or leave all ids out",
+    turn_forms.OTHER_CALLS_IN_TEXT: "remove the <tool_call> blocks from the text, or the key, whichever is wrong",
+    turn_forms.OTHER_THOUGHT: "remove the text up to </think>, or the key of the reasoning, whichever is wrong",
     turn_forms.REDACTED: "remove the part, or let regenerate_answers answer",
     tools.NO_FUNCTION: "remove what the provider runs itself, with its calls and results",
     image_values.MISSING: "check that the files are where the rows name them, and image_root",

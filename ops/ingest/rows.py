@@ -12,6 +12,7 @@ The turns of a row have one of these forms:
                                         the place of output, context in that of input (Dolly)
     question and answer                 texts
 
+The reasoning of an answer that is a text may be a text of its own beside it: reasoning_content, reasoning or thinking.
 Rows of other columns become such before (ops/ingest/row_forms.py), and their tools a list (ops/ingest/tools.py).
 They may have `documents` (ops/ingest/documents.py).
 
@@ -97,6 +98,7 @@ KEYS = (
     *("id", *TURNS, *ANSWERS, *ANSWER_KEYS, *INPUTS, *TOOL_KEYS, DOCUMENTS),
     *("image", "images", "split", "system", "label", "category"),
 )
+SWITCH = ("on", "off")  # what Nemotron's column of reasoning says
 NO_TURNS = 'no list "messages" (or "conversations")'
 OTHER_FORMS = ', "prompt", "instruction" with "output" (or "response"), or "question" with "answer"'
 LONGEST_ID = 1000  # characters; the ids of all samples are in memory
@@ -198,16 +200,38 @@ def _keyed_turns(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield key, _said("user", f"{row[key]}\n{more}" if more else row[key])
         for name in ANSWERS[key]:
             if row.get(name):
-                yield name, _said("assistant", row[name])
+                yield name, _said("assistant", row[name], **_thought(row))
 
 
 def _inputs(question: str) -> tuple[str, ...]:
     return INPUTS if question == "instruction" else ()
 
 
-def _said(role: str, value: Any) -> Any:
-    """A text as a list of one turn; a list of turns is unchanged."""
-    return [{"role": role, "content": value}] if isinstance(value, str) else _turns_of(value)
+def _said(role: str, value: Any, **more: Any) -> Any:
+    """A text as a list of one turn, with more of its keys; a list of turns is unchanged."""
+    return [{"role": role, "content": value, **more}] if isinstance(value, str) else _turns_of(value)
+
+
+def _thought(row: dict[str, Any]) -> dict[str, str]:
+    """The reasoning that a row has in a column, beside a text as its answer; empty for none."""
+    return next(({key: row[key]} for key in REASONING if _is_thought(row.get(key))), {})
+
+
+def _is_thought(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and value not in SWITCH
+
+
+def _stray_thoughts(row: dict[str, Any]) -> list[str]:
+    """The columns of reasoning that become that of no answer."""
+    answers = [] if first_value(row, TURNS) is not None else [name for key in _questions(row) for name in ANSWERS[key]]
+    used = _thought(row) if any(row.get(name) and isinstance(row[name], str) for name in answers) else {}
+    texts = [value.strip() for value in used.values()]
+    return [
+        key
+        for key in REASONING
+        if (_is_thought(row.get(key)) and row[key].strip() not in texts)
+        or (isinstance(row.get(key), list) and not is_none(row[key]))
+    ]
 
 
 def _turns_of(value: Any) -> Any:
@@ -386,9 +410,8 @@ def _without_documents(arguments: Any) -> Any:
 SETTINGS: dict[str, Callable[[Any], Any]] = {
     OF_TEMPLATE: _without_documents,
     "reasoning_effort": lambda value: value,
-    "reasoning": lambda value: value if value in ("on", "off") or isinstance(value, dict) else None,
-    "thinking": lambda value: value if isinstance(value, dict) else None,  # of Anthropic, as the next
-    "output_config": lambda value: value.get("effort") if isinstance(value, dict) else None,
+    **dict.fromkeys(REASONING, lambda value: value if value in SWITCH or isinstance(value, dict) else None),
+    "output_config": lambda value: value.get("effort") if isinstance(value, dict) else None,  # of Anthropic
     "chat_template": lambda value: value if isinstance(value, str) else None,
     "continue_final_message": lambda value: True if value is True else None,
     "add_generation_prompt": lambda value: False if value is False else None,
@@ -398,6 +421,7 @@ CHOICE = (
     'a "tool_choice" of "none" or of one function and keep all their tools, as vLLM renders them; SGLang renders none, '
     "or that one: remove the others where it was the server"
 )
+STRAY = '"{}" as a column of no answer, which is left out: write it as a text in the turn of its answer'
 UNLISTED = "a call of a function that is not among their tools, which is learnt like any other"
 NOT_LEARNT = "turns behind the last answer that is learnt, which are left out"
 LISTING = "a system turn that lists the tools, which is left out: the chat template lists them itself"
@@ -445,6 +469,7 @@ def sample_of_row(
         given = tools or default_tools
         spoken, listing = _without_listing(said(_readable(row, given, tool_syntax), call_ids))
         noted = [CHOICE] if tools and chosen is not None else []
+        noted += [STRAY.format(key) for key in _stray_thoughts(row)]
         if listing:
             tools, noted = tools or normal_tools({"tools": listing}), [*noted, LISTING]
         tools, documents = tools or default_tools, normal_documents(row)

@@ -200,7 +200,7 @@ def _in_one(row: Row) -> Exchange | None:
     if not isinstance(response, (dict, str)) and not isinstance(row.get("choices"), list):
         return None
     found = _joined(row, _answer(response if isinstance(response, (dict, str)) else row))
-    own = {key: row[key] for key in OWN if key in row}
+    own = {key: row[key] for key in (*OWN, *REASONING) if key in row}
     return attrs.evolve(found, row={**own, **found.row})
 
 

@@ -11,6 +11,7 @@ matched (`matched`). Roles of results and calls: ops/ingest/row_values.py.
                     <tool_response> in a result or, as Qwen's templates write it, in the user's turn behind calls
     Anthropic       parts tool_use, tool_result and thinking
     reasoning       reasoning_content, reasoning or thinking of an answer
+    both            calls or a thought in the text of an answer that has them under a key too: one copy is left out
     what is learnt  weight (OpenAI), loss (ms-swift), train or training (axolotl), loss_weight (LLaMA-Factory) of an
                     answer
 
@@ -25,6 +26,7 @@ Drop reasons:
     a tool result without a call, a tool result for no open call, tool calls without a result
     a tool result is not JSON
     redacted thinking                   which nobody can read
+    other calls, another thought in the text of an answer than under its key
     another weight of an answer than 0 and 1
     an answer of which only a part is learnt
 """
@@ -77,6 +79,8 @@ NO_RESULT = "tool calls without a result"
 TOO_MANY_CALLS = f"more than {MOST_CALLS:,} tool calls in a turn"
 RESULT_NOT_JSON = "a tool result is not JSON"
 REDACTED = "redacted thinking"
+OTHER_CALLS_IN_TEXT = "other calls in the text of an answer than under its key"
+OTHER_THOUGHT = "another thought in the text of an answer than under its key"
 OTHER_WEIGHT, PARTLY_LEARNT = (
     "another weight of an answer than 0 and 1",
     "an answer of which only a part is learnt",
@@ -164,7 +168,47 @@ def said(turns: Sequence[TurnObject], call_ids: CallIds = "given") -> list[Said]
             ]
         except Unusable as fault:
             raise _of_turn(number, fault.reason, fault.detail) from fault
-    return matched(_joined(found), call_ids)
+    return matched([_once(turn) for turn in _joined(found)], call_ids)
+
+
+def _once(turn: Said) -> Said:
+    """A turn whose text does not repeat its reasoning and calls, which templates would show twice.
+
+    Raises Unusable where the text has others.
+    """
+    text = own_text({"content": list(turn.parts)})
+    if turn.role != "assistant" or not text:
+        return turn
+    rest = _without_thought(text, turn) if turn.reasoning and turn.reasoning.strip() else text
+    if turn.calls:
+        rest = _without_calls(rest, turn)
+    return turn if rest == text else evolve(turn, parts=_text(rest))
+
+
+def _without_thought(text: str, turn: Said) -> str:
+    """The text of an answer without a copy of its reasoning, behind <think> or as what a generation prompt opened."""
+    opened, thought = text.lstrip().removeprefix(THINK), str(turn.reasoning).strip()
+    behind = opened.lstrip().removeprefix(thought).lstrip()
+    if opened.lstrip().startswith(thought) and behind.startswith(END_OF_THOUGHT):
+        return behind.removeprefix(END_OF_THOUGHT).lstrip()
+    before, end, _ = opened.partition(END_OF_THOUGHT)
+    if end and (opened != text.lstrip() or THINK not in before):  # else an answer that speaks of the tags
+        raise _of_turn(turn.number, OTHER_THOUGHT, _shown(before.strip()))
+    return text
+
+
+def _without_calls(text: str, turn: Said) -> str:
+    """The text of an answer without a copy of its calls."""
+    rest, bodies = _tagged(text)
+    try:
+        copies = [_call(_json_call(body, python=True)) for body in bodies]
+    except Unusable as fault:
+        raise _of_turn(turn.number, fault.reason, fault.detail) from fault
+    if not copies:
+        return text
+    if [(call.name, call.arguments) for call in copies] != [(call.name, call.arguments) for call in turn.calls]:
+        raise _of_turn(turn.number, OTHER_CALLS_IN_TEXT, _shown(bodies[0]))
+    return rest.strip()
 
 
 def _of_turn(number: int, reason: str, detail: str = "") -> Unusable:

@@ -15,7 +15,9 @@ from dsl.errors import DataError, shortened
 from ops.ingest.columns import is_readable, mapped
 from ops.ingest.op import Columns
 from ops.ingest.records import captioned, csv_rows
-from ops.ingest.row_values import is_none, parsed
+from ops.ingest.row_values import REASONING, first_value, is_none, parsed
+from ops.ingest.rows import ANSWERS as READ_ANSWERS
+from ops.ingest.rows import TURNS as READ_TURNS
 from ops.ingest.rows import is_image
 from ops.ingest.source import Part, parts_of
 from ops.ingest.tools import literal
@@ -28,6 +30,8 @@ ANSWERS = (
     *("answer", "answers", "response", "reply", "completion", "output", "caption", "captions", "description", "text"),
     *("solution", "summary", "assistant", "gpt", "target", "report", "translation", "transcription"),
 )
+THOUGHTS = ("thought", "thoughts", "cot", "chain_of_thought")  # beside REASONING, which ingest reads itself
+NAMED_THUS = "a text, named like reasoning"
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 KEYS = tuple(each.name for each in fields(Columns))
 ASK = "name those that there are: dflow init DATA --column question=NAME --column answer=NAME --column image=NAME"
@@ -58,11 +62,13 @@ def named_columns(given: list[str]) -> Proposal | None:
 
 
 def proposed_columns(sources: tuple[Path, ...], forms: tuple[str, ...], allow_outside: bool) -> Proposal | None:
-    """The columns of rows that `ingest` does not read as they are; None if it reads them, or their turns are wrong.
+    """The columns of rows that `ingest` does not read as they are, or of their reasoning; None if it reads both, or
+    their turns are wrong.
 
     Raises DataError where it cannot be told which columns they are, or where files need different ones.
     """
     found: dict[Columns, tuple[str, Proposal]] = {}
+    beside: dict[Columns, tuple[str, Proposal]] = {}  # of rows that are read but for their reasoning
     for source, form in zip(sources, forms, strict=True):
         if form not in ("json", "csv", "parquet"):
             continue
@@ -71,6 +77,10 @@ def proposed_columns(sources: tuple[Path, ...], forms: tuple[str, ...], allow_ou
             if rows and not any(map(_is_read, rows)):
                 proposal = _proposal(part.place, rows)
                 found.setdefault(proposal.columns, (part.place, proposal))
+            elif thought := _unread_thought(rows):
+                why = f"ingest reads these rows without this column; {_why({'reasoning': (thought, NAMED_THUS)})}"
+                beside.setdefault(Columns(reasoning=thought), (part.place, Proposal(Columns(reasoning=thought), why)))
+    found = found or beside
     if len(found) > 1:
         (one, _), (other, _), *_ = found.values()
         raise DataError(
@@ -84,6 +94,25 @@ def _rows(part: Part, form: str) -> Iterator[Row]:
     if form == "csv":
         return csv_rows(Path(part.place))
     return (record.row for record in part.raw() if isinstance(record.row, dict))
+
+
+def _thought(rows: list[Row], names: tuple[str, ...]) -> str | None:
+    """The column of the first row that has one of the names and holds texts."""
+    named = (column for column in rows[0] if column.lower() in names)
+    return next((column for column in named if _kind([row.get(column) for row in rows]) == TEXT), None)
+
+
+def _unread_thought(rows: list[Row]) -> str | None:
+    """The column of reasoning beside an answer, both texts, if only that of the answer is read."""
+    if not rows or first_value(rows[0], READ_TURNS) is not None or _thought(rows, REASONING):
+        return None
+    texts = {column for column, value in rows[0].items() if isinstance(value, str)}
+    is_answered = any(asked in texts and texts & set(answers) for asked, answers in READ_ANSWERS.items())
+    return _thought(rows, THOUGHTS) if is_answered else None
+
+
+def _why(found: dict[str, tuple[str, str]]) -> str:
+    return ", ".join(f"{key} = {json.dumps(column, ensure_ascii=False)}: {of}" for key, (column, of) in found.items())
 
 
 def _is_read(row: Row) -> bool:
@@ -106,6 +135,11 @@ def _proposal(place: str, rows: list[Row]) -> Proposal:
         found["messages"] = turns[0], "lists of turns"
     else:
         texts = [column for column, kind in kinds.items() if kind == TEXT]
+        thought = _thought(rows, (*REASONING, *THOUGHTS))
+        rest = [column for column in texts if column != thought]
+        if len(rest) < 2 and (IMAGE not in kinds.values() or not rest or _named(rest, QUESTIONS)):
+            thought = None  # it is what is asked or answered
+        texts = rest if thought else texts
         if asked := _named(texts, QUESTIONS):
             found["question"] = asked, "a text, named like a question"
         left = [column for column in texts if column != asked]
@@ -115,6 +149,8 @@ def _proposal(place: str, rows: list[Row]) -> Proposal:
             found["answer"] = left[0], "the only other text" if asked else "the only text"
         elif asked and not left:
             found["prompt"] = found.pop("question")
+        if thought:
+            found["reasoning"] = thought, NAMED_THUS
     images = [column for column, kind in kinds.items() if kind == IMAGE]
     if "answer" in found and "question" not in found and not images:
         others = [column for column in texts if column != found["answer"][0]]
@@ -129,8 +165,7 @@ def _proposal(place: str, rows: list[Row]) -> Proposal:
         mapped(rows[0], columns, "?", is_first=False)[0]
     ):
         raise _unknown(place, kinds)
-    why = ", ".join(f"{key} = {json.dumps(column, ensure_ascii=False)}: {of}" for key, (column, of) in found.items())
-    return Proposal(columns, f"no column has a name that ingest reads; {why}")
+    return Proposal(columns, f"no column has a name that ingest reads; {_why(found)}")
 
 
 def _logged(rows: list[Row]) -> list[str]:

@@ -79,6 +79,15 @@ def test_an_answer_of_texts_is_never_taken_for_that_of_an_image(
         ({"userMessage": "Hello?", "modelText": "Hi!"}, {"question": "userMessage", "answer": "modelText"}),
         ({"question": "Why?", "reasonGiven": "So."}, {"question": "question", "answer": "reasonGiven"}),
         ({"query": "Why?", "n": 5}, {"prompt": "query"}),
+        (
+            {"Query": "1 + 1?", "Thought": "Add.", "gold answer": "two"},
+            {"question": "Query", "answer": "gold answer", "reasoning": "Thought"},
+        ),
+        (
+            {"photo": "a.png", "beschreibung": "Eine Katze.", "thinking": "Hm."},
+            {"answer": "beschreibung", "reasoning": "thinking", "image": "photo"},
+        ),
+        ({"query": "Why?", "thought": "So."}, {"question": "query", "answer": "thought"}),
         ({"chat": TURNS, "source": "web"}, {"messages": "chat"}),
         ({"chat": json.dumps(TURNS), "source": "web"}, {"messages": "chat"}),
         ({"photo": "a.png", "beschreibung": "Eine Katze."}, {"answer": "beschreibung", "image": "photo"}),
@@ -89,6 +98,24 @@ def test_names_and_values_tell_what_columns_are(project: Path, row: dict[str, An
     write(project, "data.jsonl", [row] * 5)
     assert 0 == main(["init", "data.jsonl"])
     assert columns == ingest_of(project)["columns"]
+
+
+def test_reasoning_beside_answers_that_are_read_is_proposed_if_its_name_leaves_no_doubt(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"question": "1 + 1?", "answer": "two"}
+    write(project, "data.jsonl", [{**row, "thought": "Add."}] * 5)
+    assert 0 == main(["init", "data.jsonl"])
+    assert {"reasoning": "thought"} == ingest_of(project)["columns"]
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        'columns: ingest reads these rows without this column; reasoning = "thought": a text, named like reas' in said
+    )
+    assert "reasoning: 5 of 5 learnt answers have some" in said
+    for others in ({"rationale": "Add."}, {"reasoning": "Add."}, {"thought": "Add.", "thinking": "Yes."}, {"cot": 5}):
+        write(project, "data.jsonl", [{**row, **others}] * 5)
+        assert 0 == main(["init", "data.jsonl", "--force"])
+        assert "columns" not in ingest_of(project)
 
 
 def test_metadata_of_an_image_folder_with_captions_of_another_name(project: Path) -> None:

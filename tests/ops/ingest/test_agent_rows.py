@@ -55,6 +55,10 @@ def t(content: Any, place: int = 1, name: str = "w") -> Row:
     return {"role": "tool", "content": content, "tool_call_id": MADE_ID.format(place), "name": name}
 
 
+def tagged(city: str = "Paris") -> str:
+    return f'<tool_call>\n{{"name": "w", "arguments": {{"city": "{city}"}}}}\n</tool_call>'
+
+
 STD = {"tools": T, "messages": [U, a(call(1)), t("sunny"), E]}
 PAR = {"tools": T, "messages": [U, a(call(1), call(2, "Rome")), t("sunny"), t("rain", 2), E]}
 
@@ -273,6 +277,37 @@ OWN: list[tuple[str, Row, Row | str]] = [
     *((f"{key} that is no text", std({"role": "assistant", "content": "Hm.", key: each}),
      f"messages[1]: \"{key}\" must be a string") for key in REASONING for each in ({"text": "r"}, ["r"], 5)),
     *((f"{key} that is a setting", std({**E, key: each}), std(E)) for key in REASONING for each in (True, {"a": None})),
+    ("calls in the text too", std(a(call(1), content="I look.\n" + tagged()), t("sunny"), E),
+     std(a(call(1), content="I look."), t("sunny"), E)),
+    ("calls in parts of the text too", std(a(call(1), call(2, "Rome"), content=[{"type": "text", "text": tagged()},
+     {"type": "text", "text": "\n" + tagged("Rome")}]), t("sunny"), t("rain", 2), E), PAR),
+    ("OpenAI, old: the call in the text too", {"functions": [F], "messages": [U, {"role": "assistant", "content":
+     tagged(), "function_call": {"name": "w", "arguments": "{\"city\": \"Paris\"}"}}]}, std(a(call(1)))),
+    ("Anthropic: the call in the text too", std({"role": "assistant", "content": [{"type": "text", "text": tagged()},
+     {"type": "tool_use", "id": "call00001", "name": "w", "input": {"city": "Paris"}}]}), std(a(call(1)))),
+    ("other calls in the text", std(a(call(1), content=tagged("Rome"))), "other calls in the text of an answer than "
+     "under its key: turn 2, {\"name\": \"w\", \"arguments\": {\"city\": \"Rome\"}}"),
+    ("one of two calls in the text", std(a(call(1), call(2, "Rome"), content=tagged())), "other calls in the text"),
+    ("a call in the text that is no JSON", std(a(call(1), content="<tool_call>{w}</tool_call>")),
+     "a tool call is not JSON: turn 2, {w}"),
+    ("a call quoted in a thought", std(a(call(1), content=f"<think>{tagged('Rome')}</think>")),
+     std(a(call(1), content=f"<think>{tagged('Rome')}</think>"))),
+    ("a thought in the text too", std({"role": "assistant", "content": "<think>\nHm.\n</think>\n\nSunny.",
+     "reasoning_content": "Hm.\n"}), std({**E, "reasoning_content": "Hm.\n"})),
+    ("a thought in the text too, opened by the prompt", std({"role": "assistant", "content": "Hm.\n</think>\n\nSunny.",
+     "reasoning": "Hm."}), std({**E, "reasoning_content": "Hm."})),
+    ("thought and call in the text too", std(a(call(1), content=f"<think>Hm.</think>I look.{tagged()}",
+     thinking="Hm.")), std(a(call(1), content="I look.", reasoning_content="Hm."))),
+    ("Hermes: the thought under a key too", std({"role": "assistant", "content": f"<think>Hm.</think>{tagged()}",
+     "reasoning_content": "Hm."}), std(a(call(1), reasoning_content="Hm."))),
+    ("ShareGPT: the thought under a key too", std({"role": "tool_call", "content": "<think>Hm.</think>{\"name\": "
+     "\"w\", \"arguments\": {\"city\": \"Paris\"}}", "reasoning_content": "Hm."}),
+     std(a(call(1), reasoning_content="Hm."))),
+    *(("another thought in the text", std({"role": "assistant", "content": f"{each}</think>Sunny.", "reasoning":
+     "Hm."}), "another thought in the text of an answer than under its key: turn 2, Oh.")
+     for each in ("<think>Oh.", "Oh.")),
+    *(("a text about the tags", std({"role": "assistant", "content": each, "reasoning": "Hm."}), std({"role":
+     "assistant", "content": each, "reasoning_content": "Hm."})) for each in ("Use <think> and </think>.", "<think>")),
     ("tools without a name", {"tools": [{"type": "function"}], "messages": [U, E]}, "a tool has no name"),
     ("tools that are no JSON", {"tools": "w, v", "messages": [U, E]}, "\"tools\" must be a list of tools, or its JSON"),
     ("messages that are no JSON", {"messages": "[{"}, "\"messages\" must be a list of turns, or its JSON"),

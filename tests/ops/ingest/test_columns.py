@@ -129,6 +129,21 @@ def test_other_keys_come_from_columns_too(tmp_path: Path) -> None:
     assert ("x7", "x7") == (row["id"], row["topic"])
 
 
+def test_a_column_of_reasoning_is_named_and_wins_over_others(tmp_path: Path) -> None:
+    row = {"question": "1?", "answer": "1", "thought": "Hm.", "reasoning_content": "no", "rationale": "Oh."}
+
+    def answer(row: dict[str, Any], **columns: str) -> dict[str, Any]:
+        found = read(write_rows(tmp_path, [row]), tmp_path, columns=Columns(**columns))[1][0]["conversations"][1]
+        return {key: value for key, value in found.items() if key != "role"}
+
+    one = [{"type": "text", "text": "1"}]
+    assert {"content": one, "reasoning_content": "Hm."} == answer(row, reasoning="thought")
+    assert {"content": one, "reasoning_content": "Oh."} == answer(row, reasoning="rationale")
+    assert {"content": one, "reasoning_content": "no"} == answer(row, question="question", answer="answer")
+    assert {"content": [{"type": "text", "text": "no"}]} == answer(row, answer="reasoning_content")
+    assert {"content": one} == answer({"question": "1?", "answer": "1", "rationale": "Oh."}, question="question")
+
+
 def test_files_without_the_columns_are_read_as_they_are_and_columns_that_no_file_has_are_a_mistake(tmp_path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "chat.jsonl").write_text(json.dumps({"messages": TURNS}))

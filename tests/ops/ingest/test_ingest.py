@@ -343,6 +343,51 @@ def test_reasoning_is_read_by_each_of_its_names(tmp_path, key):
     assert ["Hm.", "Hm.", None] == [row["conversations"][1].get("reasoning_content") for row in written]
 
 
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "Which?", "answer": "This one."},
+        {"prompt": "Which?", "response": "This one."},
+        {"instruction": "Which?", "output": "This one."},
+    ],
+    ids=str,
+)
+def test_a_column_of_reasoning_is_that_of_the_answer_beside_it(tmp_path, capsys, row, key):
+    rows = [
+        {**row, key: "Hm."},
+        {**row, key: "Hm.", [*row][1]: "<think>\nHm.\n</think>\n\nThis one."},
+        {**row, key: None},
+        {**row, key: "off"},
+        {**row, key: ["Hm.", "Ah."]},
+    ]
+    _, written, _ = run_ingest(tmp_path, rows)
+    said = [("user", "Which?"), ("assistant", "This one.")]
+    plain = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in said]
+    reasoned = [plain[0], {**plain[1], "reasoning_content": "Hm."}]
+    assert [reasoned, reasoned, plain, plain, plain] == [sample["conversations"] for sample in written]
+    out = capsys.readouterr().out
+    assert f'1 samples have "{key}" of their own, which is left out: a server has one setting for all' in out
+    assert f'1 samples have "{key}" as a column of no answer, which is left out: write it as a text in the turn' in out
+
+
+def test_a_column_of_reasoning_that_belongs_to_no_answer_is_counted(tmp_path, capsys):
+    rows = [
+        {
+            "messages": [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}],
+            "thinking": "x",
+        },
+        {"prompt": "Which?", "completion": [{"role": "assistant", "content": "This."}], "thinking": "x"},
+        {"messages": [{"role": "user", "content": "Which?"}], "response": "This.", "thinking": "x"},
+        {"question": "Which?", "answer": "This.", "reasoning": "x", "thinking": "y"},
+        {"question": "Which?", "answer": "This.", "reasoning_content": "x", "reasoning": "x"},
+    ]
+    _, written, _ = run_ingest(tmp_path, rows)
+    assert [None, None, None, "x", "x"] == [row["conversations"][1].get("reasoning_content") for row in written]
+    out = capsys.readouterr().out
+    assert '4 samples have "thinking" as a column of no answer' in out and '"reasoning" as' not in out
+
+
 def test_samples_with_reasoning_are_told_since_only_some_templates_show_it(tmp_path, capsys):
     thought = {"conversations": [ASK, {**ANSWER, "reasoning_content": "Hm."}]}
     run_ingest(tmp_path, [GOOD, thought, {**GOOD, "split": "val"}, thought])
