@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
+from attrs import asdict, evolve, frozen
 
 from dsl.estimate import Estimate, Growth, PlanContext
 from dsl.op import is_builtin
@@ -41,6 +43,22 @@ ENCODED_BYTES = 1536  # of a token while its sample is rendered and tokenised, a
 MOST_OFFSETS = 64 << 20  # bytes of a shard's offsets
 
 
+@frozen(kw_only=True)
+class PlannedTokens(TokensForecast):
+    """A forecast of token shards with the number of samples, by split; None before they exist."""
+
+    samples: Mapping[str, int] | None = None
+
+
+def mean_length(tokens: TokensForecast, splits: Collection[str]) -> tuple[float, bool]:
+    """The mean number of tokens of a sample, and whether it is counted: else it is that of the longest."""
+    samples = tokens.samples if isinstance(tokens, PlannedTokens) else None
+    count = 0 if samples is None else sum(samples.get(split, 0) for split in splits)
+    if not count or tokens.by_split is None:
+        return float(tokens.longest), False
+    return sum(tokens.by_split.get(split, 0) for split in splits) / count, True
+
+
 def smoke(config: TokenizeChat, samples: int) -> dict[str, Any]:
     """Fields for a smoke run: no expected tokens, since that number is for all samples."""
     return {"expected_tokens": None}
@@ -56,11 +74,15 @@ def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
         longest = max(
             (_longest(artifact_file(context.artifact, shard["file"])) for shard in shards), default=config.max_length
         )
-        forecast = evolve(
+        by_split: Counter[str] = Counter()
+        for shard in shards:
+            by_split[shard["split"]] += shard["samples"]
+        made = evolve(
             TokensForecast.read(context.artifact, context.identity, longest),
             expected=config.expected_tokens,
             prompts_only=config.prompts_only,
         )
+        forecast = PlannedTokens(**asdict(made, recurse=False), samples=by_split)
     counted = growth = None
     if context.trial is not None and source is not None and source.samples is not None:
         samples = kept_samples(context.trial.artifact, source.samples)
@@ -90,9 +112,9 @@ def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
     )
 
 
-def _promised(config: TokenizeChat, source: SamplesForecast | None, target: TargetForecast | None) -> TokensForecast:
+def _promised(config: TokenizeChat, source: SamplesForecast | None, target: TargetForecast | None) -> PlannedTokens:
     """A forecast of the tokens before they are made, from the files of the processor or of the target that has it."""
-    promised = TokensForecast(
+    promised = PlannedTokens(
         by_split=None,
         expected=config.expected_tokens,
         longest=config.max_length,
