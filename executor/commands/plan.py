@@ -69,11 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cost.add_argument(
         "--gpu",
         choices=GPU_NAMES,
-        default=DEFAULT_GPU,
         help=f"their kind; cpu: processes on a CPU, by measured rates only; default: {DEFAULT_GPU}",
     )
-    cost.add_argument("--disk", type=_gigabytes, metavar="GB", help="a second, of the store's disk for all hosts")
-    cost.add_argument("--wire", type=_gigabytes, metavar="GB", help="a second, of the network of each host")
+    cost.add_argument("--disk", type=_gigabytes, metavar="GB/S", help="the rate of the store's disk for all hosts")
+    cost.add_argument("--wire", type=_gigabytes, metavar="GB/S", help="the rate of the network of each host")
     add_json(parser)
     add_store(parser)
     add_ray(parser)
@@ -98,6 +97,8 @@ def main(options: argparse.Namespace) -> int:
     use_cluster(options.ray)
     if options.picture is not None and options.picture.suffix.lower() not in PICTURES:
         raise DflowError(f"{options.picture}: the name of a picture must end in {', '.join(PICTURES)}")
+    if options.gpus is None and (options.gpu, options.disk, options.wire) != (None, None, None):
+        raise DflowError("--gpu, --disk and --wire describe the machines of --gpus N: give it too")
     absent: Absent = {}
     graph, only = selected(read_graph(options.file, options.set, options.sweep, absent), options.to, options.only)
     if options.why is not None:
@@ -158,7 +159,7 @@ def _costs(
     from executor.planning.preflight import graph_estimates
 
     known = estimates or graph_estimates(graph, cached_artifacts(store, decisions), free_bytes(store.path))
-    machines = Machines(gpu=CPU if options.gpu == CPU.name else GPUS[options.gpu])
+    machines = Machines(gpu=CPU if options.gpu == CPU.name else GPUS[options.gpu or DEFAULT_GPU])
     rates = {name: rate for name in ("disk", "wire") if (rate := getattr(options, name)) is not None}
     return costs(graph, known.needs, evolve(machines, **rates), options.gpus, measured(store, graph.name, machines.gpu))
 

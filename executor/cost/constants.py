@@ -55,7 +55,7 @@ SHARED_DISK = Constant(20e9, "assumed: a parallel file system of all hosts toget
 WIRE = Constant(12.5e9, "assumed: 100 Gbit/s Ethernet of each host, in each direction")
 STREAM = Constant(1.5e9, "measured: a core that receives at 0.64 CPU seconds a GB, docs/benchmarks.md")
 SUPPLY = Constant(1.1, "assumed: captured over trained tokens/s, so that queues of requests do not make ranks wait")
-BUFFER = Constant(4, "simulated: with 2, ranks that end their steps together wait up to 10 % of the time")
+BUFFER = Constant(4, "simulated: with 2, ranks that end their steps together take up to 11 % longer")
 GPUS_OF_HOST = Constant(8, "as HGX and DGX machines have")
 
 

@@ -6,15 +6,14 @@ taken as operations a second, so that it holds for other sizes of draft, target 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from pathlib import Path
 
 from attrs import frozen
 
 from dsl.errors import DflowError
 from dsl.estimate import CaptureWork, TrainingWork
-from dsl.graph import GraphNode
+from dsl.launch import Launch
 from executor.cost.constants import CAPTURE_DENSE, CAPTURE_SPARSE, CPU, TRAINING, Constant, Gpu, gpu_named
 from executor.cost.model import Rates
 from executor.planning.preflight import graph_estimates
@@ -73,17 +72,14 @@ def _reached(store: Store, record: Record, gpu: Gpu) -> Iterator[tuple[str, Reac
         return
     for node_id, state in computed.items():
         work = needs[node_id].work if node_id in needs else None
-        node = graph.nodes[node_id]
+        launch = graph.nodes[node_id].launch
+        found: dict[str, float] = {}
         if isinstance(work, CaptureWork):
-            flops = _captured(record.events_path, node, state, work)
-            yield from _named("capture", flops, record)
+            pace = usual_pace(reports(read_events(record.events_path), node_id, state.attempt))
+            found = {"capture": work.token_flops / pace / launch.processes if pace else 0.0}
         elif isinstance(work, TrainingWork):
-            yield from _named("train", _trained(node, state.metrics, work), record)
-            yield from _named("capture", _pooled(state.metrics, work), record)
-
-
-def _named(side: str, flops: float, record: Record) -> Iterable[tuple[str, Reached]]:
-    return [(side, Reached(flops=flops, run=record.run))] if flops > 0 else []
+            found = training_flops(state.metrics, work, launch)
+        yield from ((side, Reached(flops=flops, run=record.run)) for side, flops in found.items() if flops > 0)
 
 
 def _is_on(gpu: Gpu, state: NodeState) -> bool:
@@ -92,27 +88,20 @@ def _is_on(gpu: Gpu, state: NodeState) -> bool:
     return gpu_named(state.gpu) is gpu
 
 
-def _captured(events: Path, node: GraphNode, state: NodeState, work: CaptureWork) -> float:
-    """FLOP/s of a process, by the progress of all of them; 0 if they reported none."""
-    pace = usual_pace(reports(read_events(events), node.id, state.attempt))
-    return work.token_flops / pace / node.launch.processes if pace else 0.0
+def training_flops(metrics: Mapping[str, float], work: TrainingWork, launch: Launch) -> dict[str, float]:
+    """FLOP/s of a rank while it does not wait, and of a pool's worker while it computes, by side; 0 if not reported.
 
-
-def _trained(node: GraphNode, metrics: Mapping[str, float], work: TrainingWork) -> float:
-    """FLOP/s of a rank while it does not wait; 0 where it also captures, or reported nothing."""
-    if work.capture is not None and node.launch.pool is None:
-        return 0.0
+    Where ranks capture for themselves, neither is known by itself.
+    """
+    if work.capture is not None and launch.pool is None:
+        return {}
     computing = max(1e-9, 1 - metrics.get("train/wait_share", 0.0))
-    rate = metrics.get("train/tokens_per_second", 0.0) / computing / node.launch.world_size
-    return rate * work.sample_flops / work.sample_tokens
-
-
-def _pooled(metrics: Mapping[str, float], work: TrainingWork) -> float:
-    """FLOP/s of a pool's worker while it computes; 0 without a pool."""
+    tokens = metrics.get("train/tokens_per_second", 0.0) / computing / launch.world_size
+    found = {"train": tokens * work.sample_flops / work.sample_tokens}
     busy = metrics.get("stream/workers", 0.0) * metrics.get("capture/busy_share", 0.0)
-    if work.capture is None or not busy:
-        return 0.0
-    return metrics.get("capture/tokens_per_second", 0.0) / busy * work.capture.token_flops
+    if work.capture is not None and busy:
+        found["capture"] = metrics.get("capture/tokens_per_second", 0.0) / busy * work.capture.token_flops
+    return found
 
 
 def rates(training: TrainingWork, capture: CaptureWork, gpu: Gpu, found: Measured) -> Rates:

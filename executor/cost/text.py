@@ -25,7 +25,7 @@ def cost_text(node_id: str, cost: Cost, free_disk: int, store: Path) -> str:
         f"{node_id} on {cost.gpus:,} x {device}, {cost.hosts:,} host{'s' * (cost.hosts != 1)}: {tokens}, "
         f"{cost.token_bytes:,} bytes of features a token{length}",
         columns(HEADER, rows, right=HEADER[2:-1]),
-        *(_sentence(name, way) for name, way in _ways(cost)),
+        *(line for name, way in _ways(cost) for line in _what_to_change(name, way)),
         f"stored features take {shown_bytes(cost.stored.stored_bytes)}; {shown_bytes(free_disk)} are free at {store}",
         f"capture: {both.capture:,.0f} tokens/s a GPU ({both.capture_source})",
         f"training: {both.train:,.0f} tokens/s a GPU ({both.train_source})",
@@ -52,12 +52,11 @@ def _row(name: str, side: str, part: Part) -> tuple[str, ...]:
     )
 
 
-def _sentence(name: str, way: Way) -> str:
-    """How long a way takes, its balanced number of workers, and what to change."""
-    if name == "stored":
-        how = ""
-    elif way.workers:
-        how = f", {way.workers:,} capture workers and {way.train.gpus:,} ranks are in balance"
-    else:
-        how = ", each rank captures for itself"
-    return f"{name}: {way.hours:,.1f} h{how}; limited by {way.bottleneck}: {'; '.join(way.advice)}"
+def _what_to_change(name: str, way: Way) -> list[str]:
+    """How long a way takes, with how many workers, and a line for each thing to change."""
+    how = ""
+    if name == "streamed":
+        how = ", where each rank captures for itself"
+        if way.workers:
+            how = f" with {way.workers:,} capture workers for {way.train.gpus:,} ranks"
+    return [f"{name}: {way.hours:,.1f} h{how}, limited by {way.bottleneck}:", *(f"  {line}" for line in way.advice)]

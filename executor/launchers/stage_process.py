@@ -45,8 +45,8 @@ WATCH_S = 0.5
 class StageExit:
     """The end of a stage.
 
-    log_tail: the last lines of its log. memory, gpu_memory: peak bytes of all ranks together. gpu: the name of the first
-    rank's GPU; empty without one. loaded: the files of the user's modules that it imported.
+    log_tail: the last lines of its log. memory, gpu_memory: peak bytes of all ranks together. gpu: the name of the
+    first rank's GPU; empty without one. loaded: the files of the user's modules that it imported.
     """
 
     status: Literal["done", "stopped", "failed"]

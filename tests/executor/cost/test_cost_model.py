@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from cost_cases import works, written
+from cost_cases import VALUES, works, written
+from import_graph import ROOT
 
 from dsl.estimate import CaptureWork, TrainingWork
+from dsl.launch import Launch, Pool
+from dsl.read_toml import read_graph
 from executor.cost.constants import GPUS, Gpu, Machines, gpu_named
+from executor.cost.costs import costs
 from executor.cost.model import Model, Rates
-from executor.cost.rates import Measured, Reached, rates
+from executor.cost.rates import Measured, Reached, rates, training_flops
+from executor.cost.text import cost_text
+from executor.planning.preflight import graph_estimates
 
 CAPTURE = CaptureWork(
     tokens=3_600_000,
@@ -157,6 +163,18 @@ def test_what_was_measured_takes_the_constants_place() -> None:
     assert "assumed" in found.capture_source
 
 
+def test_the_metrics_of_a_training_tell_what_its_ranks_and_its_workers_reached() -> None:
+    metrics = {"train/tokens_per_second": 300.0, "train/wait_share": 0.25}
+    ranks = Launch(kind="ranks", nproc=2)
+    # 400 tokens/s while it does not wait, of 2 ranks; 4 GFLOP a token
+    assert {"train": 8e11} == training_flops(metrics, TRAINING, ranks)
+    online = evolve(TRAINING, capture=CAPTURE)
+    assert {} == training_flops(metrics, online, ranks)  # ranks that capture for themselves
+    pool = {"stream/workers": 2.0, "capture/busy_share": 0.5, "capture/tokens_per_second": 300.0}
+    with_pool = Launch(kind="ranks", nproc=2, pool=Pool(workers=2))
+    assert {"train": 8e11, "capture": 3e11} == training_flops(metrics | pool, online, with_pool)
+
+
 def test_a_gpu_is_found_by_the_name_of_its_driver() -> None:
     assert gpu_named("NVIDIA H100 80GB HBM3") is GPUS["h100"]
     assert gpu_named("NVIDIA H100 PCIe") is GPUS["h100-pcie"]
@@ -176,6 +194,16 @@ def test_the_work_of_a_published_target_is_counted(tmp_path: Path) -> None:
     short, cut = works(tmp_path / "dense.toml", "train.max_steps=100", "train.dtype=float32")
     assert short == capture
     assert (100 * 512 * 3072, 8 * weights) == (cut.tokens, cut.update_bytes)
+
+
+def test_the_example_of_the_guide_is_what_a_plan_prints() -> None:
+    file = ROOT / "pipelines" / "qwen3_8b.toml"
+    graph = read_graph(file, list(VALUES), [], {})
+    needs = graph_estimates(graph, {}, 0).needs
+    cost = costs(graph, needs, Machines(gpu=GPUS["h100"]), 128, Measured())["train"]
+    printed = cost_text("train", cost, 40 * 10**12, Path("/shared/runs"))
+    guide = (ROOT / "docs" / "cluster.md").read_text()
+    assert "\n".join(f"    {line}" for line in printed.splitlines()) in guide
 
 
 def test_experts_that_are_not_chosen_cost_nothing(tmp_path: Path) -> None:
