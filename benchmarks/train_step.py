@@ -37,7 +37,8 @@ PEERS = {DFLASH2: "speculators dflash2", DSPARK: "speculators dspark"}
 SPECFORGE = {CHUNKED: "SpecForge", DSPARK: "SpecForge dspark"}  # it has no DFlash2
 OTHERS = (SPECULATORS, *PEERS.values(), *SPECFORGE.values())
 OF_ALGORITHMS = (CHUNKED, L1, DFLASH2, DSPARK, LILICORR, *OTHERS)
-STEP_GOALS, MEMORY_GOAL = {DFLASH2: 1.20, DSPARK: 1.25, LILICORR: 1.35}, 1.15  # beside plain DFlash, chunked
+FLOORS = {DFLASH2: "floor of dflash2", DSPARK: "floor of dspark", LILICORR: "floor of lilicorr"}
+STEP_GOALS, MEMORY_GOAL = {DFLASH2: 1.20, DSPARK: 1.35, LILICORR: 1.35}, 1.15  # beside plain DFlash, chunked
 SIZES = [field.name for field in fields(Sizes) if field.name not in ("context", "anchors")]
 CONTEXTS, ANCHORS = (2048, 2048, 4096), (128, 256, 512)
 EXPONENT = 0.1
@@ -115,7 +116,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     options.add_argument("--rank", type=int, help="of their tables; default: a 16th of the hidden size")
     options.add_argument("--chunk", type=int, default=32, help="anchors in one pass of the chunked step")
-    options.add_argument("--sides", nargs="+", choices=(OURS, DENSE, FLOOR, *OF_ALGORITHMS))
+    options.add_argument("--sides", nargs="+", choices=(OURS, DENSE, FLOOR, *OF_ALGORITHMS, *FLOORS.values()))
     for name in SIZES:
         options.add_argument(f"--{name.replace('_', '-')}", type=int)
     options.add_argument("--speculators-venv", type=Path, default=default_folder(), metavar="FOLDER")
@@ -132,7 +133,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _sides(arguments: argparse.Namespace) -> list[Side]:
     """The chosen sides; speculators and SpecForge only if they are installed."""
-    ours, peer = "benchmarks.sides.ours", "benchmarks.sides.speculators_peer"
+    ours, peer, floor = "benchmarks.sides.ours", "benchmarks.sides.speculators_peer", "benchmarks.sides.floor"
     chunk = ("--chunk", str(arguments.chunk))
     rank = () if arguments.rank is None else ("--rank", str(arguments.rank))
     names = {DFLASH2: "dflash2", DSPARK: "dspark", LILICORR: "lilicorr"}
@@ -141,8 +142,9 @@ def _sides(arguments: argparse.Namespace) -> list[Side]:
     if arguments.algorithms:
         sides = [plain, Side(L1, ours, (*chunk, "--loss=l1"))]
         sides += [Side(name, ours, (*chunk, *options)) for name, options in algorithms.items()]
+        sides += [Side(FLOOR, floor), *(Side(FLOORS[name], floor, options) for name, options in algorithms.items())]
     else:
-        sides = [Side(OURS, ours), plain, Side(DENSE, "benchmarks.sides.dense"), Side(FLOOR, "benchmarks.sides.floor")]
+        sides = [Side(OURS, ours), plain, Side(DENSE, "benchmarks.sides.dense"), Side(FLOOR, floor)]
     if python := interpreter(arguments.speculators_venv):
         sides.append(Side(SPECULATORS, peer, python=python))
         if arguments.algorithms:
@@ -195,9 +197,9 @@ def _algorithms_figures(settings: Settings) -> str:
 
 def _algorithms_table(settings: Settings) -> str:
     """The Markdown table of each algorithm beside plain DFlash, ours and speculators', and beside other projects'
-    steps.
+    steps. floor: the same ratio of the products that both need.
     """
-    rows = [["context / anchors", "compared", "seconds", "memory", "wanted", "holds"]]
+    rows = [["context / anchors", "compared", "seconds", "floor", "memory", "wanted", "holds"]]
     for (context, anchors), rounds in settings.items():
         pairs = [
             *((name, CHUNKED) for name in STEP_GOALS),
@@ -209,12 +211,15 @@ def _algorithms_table(settings: Settings) -> str:
         for above, below in pairs:
             if {above, below} <= rounds.figures.keys():
                 seconds, mib = (rounds.ratio(above, below, figure) for figure in ("seconds", "mib"))
-                wanted, holds = "", ""
+                floor, wanted, holds = "", "", ""
+                if below == CHUNKED and {FLOOR, FLOORS[above]} <= rounds.figures.keys():
+                    floor = f"{rounds.ratio(FLOORS[above], FLOOR, 'seconds'):.2f}x"
                 if below == CHUNKED:
                     wanted = f"<= {STEP_GOALS[above]:.2f}x, memory <= {MEMORY_GOAL:.2f}x"
                     holds = verdict(seconds <= STEP_GOALS[above] and mib <= MEMORY_GOAL)
                 compared = f"{above} : {below}"
-                rows.append([f"{context} / {anchors}", compared, f"{seconds:.2f}x", f"{mib:.2f}x", wanted, holds])
+                at = f"{context} / {anchors}"
+                rows.append([at, compared, f"{seconds:.2f}x", floor, f"{mib:.2f}x", wanted, holds])
     return "Ratios: medians of the rounds' ratios\n" + table(rows) if len(rows) > 1 else ""
 
 

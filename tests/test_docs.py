@@ -202,6 +202,11 @@ def known_fields() -> Mapping[str, set[str]]:
     return known
 
 
+@pytest.mark.parametrize("page", [*PAGES, DOCS.parent / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_no_page_holds_two_versions_of_a_text_that_a_merge_left(page: Path) -> None:
+    assert not re.search(r"^(<<<<<<<|=======$|>>>>>>>)", page.read_text(), re.MULTILINE)
+
+
 def test_every_test_that_the_features_table_names_exists() -> None:
     tests = Path(__file__).parent
     missing = []

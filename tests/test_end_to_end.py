@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from mtp_cases import mtp_checkpoint
 from report_page import Page
 from toy_ops import is_alive, wait_for
 
@@ -383,9 +384,82 @@ train.num_layers = [1, 2]
     assert 3 == len(ran - before)
     written = {file: file.stat().st_mtime_ns for file in (best, store / "tune" / "tiny.html")}
     again = dflow(store, "tune", str(file))
+    assert re.search(r"at most 18 training steps, .+ at \S+ s a step", again)
     assert out[out.rindex("\ntrial  ") :] == again[again.rindex("\ntrial  ") :]
     assert ran == {folder.name for folder in (store / "records").iterdir()}
     assert written == {file: file.stat().st_mtime_ns for file in written}
+
+
+WITH_MTP = """
+[pipeline]
+name = "heads"
+[mlflow]
+tracking = false
+[node.ingest]
+op = "ingest"
+source = "builtin:digits"
+max_samples = 12
+[node.inject]
+op = "inject_images"
+samples = "@ingest"
+[node.target]
+op = "load_target"
+checkpoint = "checkpoint"
+[node.tokenize]
+op = "tokenize_chat"
+samples = "@inject"
+target = "@target"
+[node.capture]
+op = "capture_targets"
+tokens = "@tokenize"
+target = "@target"
+num_layers = 1
+[node.shard]
+op = "shard_sequence"
+features = "@capture"
+tokens_per_step = 512
+[node.train]
+op = "train_dflash"
+features = "@capture"
+batches = "@shard"
+target = "@target"
+tokens = "@tokenize"
+block_size = 4
+num_layers = 1
+num_anchors = 8
+eval_every = 50
+eval_prompts = 2
+eval_new_tokens = 8
+[tune]
+rungs = [1, 2]
+[tune.space]
+train.lr = [1e-4, 3e-3]
+"""
+
+
+@pytest.mark.slow  # 65 s of CPU time: nine processes that load torch
+@pytest.mark.timeout(1800)
+def test_a_search_killed_in_the_evaluation_of_the_mtp_head_ends_with_its_row_beside_trials_and_plain_decoding(tmp_path):
+    store, file = tmp_path / "runs", tmp_path / "heads.toml"
+    mtp_checkpoint("qwen3_5", tmp_path / "checkpoint", noise=0.0)  # a perfect head, whose blocks are accepted whole
+    file.write_text(WITH_MTP)
+    kill_at(store, "report.json", 1, "tune", str(file))
+    out = dflow(store, "tune", str(file))
+    assert ["tune_mtp"] == executed(store)
+    lines = out[out.index("\ntrial  ") :].splitlines()[2:]
+    shown = [re.split(r"\s{2,}", line.strip()) for line in lines[: lines.index("not tried:")] if "  " in line]
+    assert ["the target's own MTP head", "plain decoding"] == [cells[0] for cells in shown[2:4]]
+    assert {"t01", "t02"} == {cells[0] for cells in shown[:2]}
+    best, head = float(shown[0][3]), shown[2]
+    assert ("block_size = 4", "4.000") == (head[1], head[2])
+    assert f"{4 - best:+.3f}" in head
+    assert best < 4
+    report = json.loads((store / "objects" / rows(store)["tune_mtp"]["digest"] / "report.json").read_text())
+    assert ({"errors": 0, "ties": 0}, True) == (report["lossless"], report["mtp"])
+    answered = [path.read_text() for path in store.glob("objects/*/val_answers.jsonl")]
+    asked = (store / "objects" / rows(store)["tune_mtp"]["digest"] / "prompts.jsonl").read_text()
+    ids = [[json.loads(line)["id"] for line in text.splitlines()] for text in (asked, *answered)]
+    assert 3 <= len(answered) and all(sorted(ids[0]) == sorted(each) for each in ids[1:])
 
 
 def test_a_store_of_other_code_is_kept_resumed_in_the_middle_of_a_training_and_reported(store, undisturbed, tmp_path):

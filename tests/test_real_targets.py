@@ -207,6 +207,10 @@ def test_ranks_that_train_hold_no_target_where_others_capture_for_them(tmp_path:
     [_, note] = train["notes"]
     assert note.startswith(f"pool: each of 4 workers needs {weights} for the target, ")
     assert note.endswith(f"a rank receives {unit} for each")
+    # Two groups of two ranks, each of which requests two micro-batches.
+    idle = "pool: buffer_batches = 2 keeps at most 4 of 5 pool workers busy: set it to 5, or use fewer workers"
+    more = resources("qwen3_vl_8b_8gpu", tmp_path, *untold, pool[0], "train.launch.pool={ workers = 5 }")["train"]
+    assert [idle] == more["notes"][2:]
 
 
 def test_a_pool_of_as_many_workers_as_ranks_needs_twice_the_gpus(tmp_path: Path) -> None:

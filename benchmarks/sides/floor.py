@@ -5,8 +5,11 @@ avoid: attention to what a block does not see, recomputed scores in the backward
 and projections in the first layer (they are all equal), slots without weight after the last layer's keys and
 values, context after the last anchor, gradients of the frozen head, embedding and features.
 
+An algorithm's own products, with its default options, are the group "algorithm". DFlash2's convolutions read the slot
+before, so that two rows a block differ from the others in the first layer, and the last one has all slots as outputs.
+
 Legend: T context before the last anchor, F features, M hidden, N blocks, K block size, W weighted slots, H query heads,
-G key/value heads, D head size, I intermediate, V vocabulary.
+G key/value heads, D head size, I intermediate, V vocabulary, R rank.
 """
 
 from __future__ import annotations
@@ -14,17 +17,21 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from benchmarks.sides.measured import parser, sizes_of
+from benchmarks.sides.measured import parser, rank_of, sizes_of
 from benchmarks.sides.problem import Problem, Sizes, make_problem, slot_targets
+from ops.lib.drafts.dflash2.config import Dflash2Options
+from ops.lib.drafts.lilicorr.config import LilicorrOptions
 
 BUCKET = 8  # anchors whose queries share one product with their context
 HEAD_ROWS = 2048  # rows of logits in one product: no real step has all of them in memory
 REPEATS = 3
+DFLASH2, LILICORR = Dflash2Options(), LilicorrOptions()
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,9 @@ class Product:
         return 2 * self.count * self.batch * self.m * self.k * self.n
 
 
-def products(problem: Problem) -> list[Product]:
-    """The matrix products of one step, forward and backward."""
-    sizes = problem.sizes
+def products(problem: Problem, algorithm: str = "dflash", rank: int | None = None) -> list[Product]:
+    """The matrix products of one step, forward and backward. rank: as of `rank_of`."""
+    sizes, has_convolutions = problem.sizes, algorithm == "dflash2"
     M, width, kv_width = sizes.hidden, sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     slots, weighted = sizes.anchors * sizes.block, int((slot_targets(problem)[1] > 0).sum())
     seen = int(problem.anchors_A.max())
@@ -58,8 +65,13 @@ def products(problem: Problem) -> list[Product]:
     for index in range(sizes.layers):
         # In the first layer the rows are the anchors' tokens and one mask slot; its input, the embedding, is frozen.
         first, last = index == 0, index == sizes.layers - 1
-        inputs = sizes.anchors + 1 if first else slots
-        outputs = weighted if last else slots
+        distinct = sizes.anchors + 1 if first else slots
+        inputs = 2 * sizes.anchors + 1 if first and has_convolutions else distinct
+        outputs = weighted if last and not has_convolutions else slots
+        if has_convolutions:
+            kernels = 2 * DFLASH2.taps * M // DFLASH2.group
+            result += _linear("algorithm", distinct, M, kernels, input_gradient=not first)
+            result += _linear("algorithm", outputs, M, kernels)
         result += _linear("context K/V", seen, M, 2 * kv_width)
         result += _linear("q/k/v/o", min(inputs, outputs), M, width, input_gradient=not first)
         result += _linear("q/k/v/o", inputs, M, 2 * kv_width, input_gradient=not first)
@@ -67,13 +79,68 @@ def products(problem: Problem) -> list[Product]:
         result += _linear("MLP", outputs, M, 2 * sizes.intermediate)
         result += _linear("MLP", outputs, sizes.intermediate, M)
         result += _attention(problem, outputs)
-    rows = -(-weighted // -(-weighted // HEAD_ROWS))
-    while weighted > 0:
-        rows = min(rows, weighted)
+    for rows in _parts(weighted):
         result.append(Product("lm_head", 1, 1, rows, M, sizes.vocabulary, second_transposed=True))  # logits
         result.append(Product("lm_head", 1, 1, rows, sizes.vocabulary, M))  # gradient of the hidden states
-        weighted -= rows
+    return result + OWN_PRODUCTS[algorithm](problem, weighted, rank_of(sizes, rank))
+
+
+def _parts(rows: int) -> Iterator[int]:
+    """Rows of logits, in equal parts except the last."""
+    size = -(-rows // -(-rows // HEAD_ROWS))
+    for start in range(0, rows, size):
+        yield min(size, rows - start)
+
+
+def _of_dflash2(problem: Problem, weighted: int, rank: int) -> list[Product]:
+    """The selector: projection of the hidden states, logits and scores of the candidates and the label."""
+    offered = DFLASH2.candidates + 1
+    result = _linear("algorithm", weighted, problem.sizes.hidden, rank)
+    result += _for_each_slot(weighted, offered, problem.sizes.hidden, 2)  # the head is frozen
+    return result + _for_each_slot(weighted, offered, rank, 3)
+
+
+def _of_dspark(problem: Problem, weighted: int, rank: int) -> list[Product]:
+    """The bias, and the target's logits: once for each token that blocks predict, as they overlap."""
+    sizes = problem.sizes
+    places_AK = problem.anchors_A[:, None] + torch.arange(sizes.block)
+    predicted = len(places_AK[slot_targets(problem)[1] > 0].unique())
+    result = []
+    for rows in _parts(weighted):
+        result += _linear("algorithm", rows, rank, sizes.vocabulary)
+    for rows in _parts(predicted):
+        result.append(Product("algorithm", 1, 1, rows, sizes.hidden, sizes.vocabulary, second_transposed=True))
     return result
+
+
+def _of_lilicorr(problem: Problem, weighted: int, rank: int) -> list[Product]:
+    """The transformer over the candidates, LILICORR.candidates of a slot, and their logits."""
+    sizes, width, factors = problem.sizes, 4 * rank, 4 * rank
+    nodes, inner = weighted * LILICORR.candidates, int(LILICORR.mlp_ratio * width)
+    heads = min(LILICORR.heads, width)
+    result = _linear("algorithm", weighted, sizes.hidden, width) + _linear("algorithm", weighted, width, factors)
+    result += _linear("algorithm", nodes, sizes.hidden, width, input_gradient=False)  # of embeddings, which are frozen
+    result += _linear("algorithm", nodes, width, width)
+    for _ in range(LILICORR.layers):
+        for inputs, outputs in ((width, 4 * width), (width, inner), (inner, width)):
+            result += _linear("algorithm", nodes, inputs, outputs)
+        block = nodes // sizes.anchors
+        result += _softmax_products(sizes.anchors * heads, block, block, width // heads, "algorithm")
+    result += _linear("algorithm", nodes, width, 2 * width) + _linear("algorithm", nodes, width, factors)
+    return result + _for_each_slot(weighted, LILICORR.candidates + 1, sizes.hidden, 2)
+
+
+def _for_each_slot(slots: int, offered: int, size: int, count: int) -> list[Product]:
+    """Products of each slot's own vector with the rows of its candidates, and `count` - 1 gradients of them."""
+    return [Product("algorithm", count, slots, 1, size, offered, second_transposed=True)]
+
+
+OWN_PRODUCTS: dict[str, Callable[[Problem, int, int], list[Product]]] = {
+    "dflash": lambda problem, weighted, rank: [],
+    "dflash2": _of_dflash2,
+    "dspark": _of_dspark,
+    "lilicorr": _of_lilicorr,
+}
 
 
 def _linear(group: str, rows: int, inputs: int, outputs: int, *, input_gradient: bool = True) -> list[Product]:
@@ -101,11 +168,11 @@ def _attention(problem: Problem, queries: int) -> list[Product]:
     return result + _softmax_products(sizes.anchors * G, per_block, K, D)
 
 
-def _softmax_products(batch: int, rows: int, keys: int, size: int) -> list[Product]:
+def _softmax_products(batch: int, rows: int, keys: int, size: int, group: str = "attention") -> list[Product]:
     return [
-        Product("attention", 2, batch, rows, size, keys, second_transposed=True),  # scores; gradient of the weights
-        Product("attention", 2, batch, rows, keys, size),  # output; gradient of the queries
-        Product("attention", 2, batch, keys, rows, size, first_transposed=True),  # gradients of values and of keys
+        Product(group, 2, batch, rows, size, keys, second_transposed=True),  # scores; gradient of the weights
+        Product(group, 2, batch, rows, keys, size),  # output; gradient of the queries
+        Product(group, 2, batch, keys, rows, size, first_transposed=True),  # gradients of values and of keys
     ]
 
 
@@ -145,7 +212,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dtype = getattr(torch, arguments.dtype)
     groups: dict[str, dict[str, float]] = {}
-    for product in products(anchors_only(sizes)):
+    for product in products(anchors_only(sizes), arguments.algorithm, arguments.rank):
         group = groups.setdefault(product.group, {"seconds": 0.0, "gflop": 0.0})
         group["seconds"] += seconds(product, dtype)
         group["gflop"] += product.flops / 1e9

@@ -21,9 +21,10 @@ from executor.system.output import OK, name_store, print_lines
 from executor.system.progress import Activity
 from ops.tools.init.advice import Precision, advise
 from ops.tools.init.columns import named_columns
+from ops.tools.init.rendering import measure
 from ops.tools.init.survey import Counter, survey
 from ops.tools.init.target import Measured, Target, measured, read_target, with_unseen_mask
-from ops.tools.init.text import PLACEHOLDER, pipeline_text, summary
+from ops.tools.init.text import PLACEHOLDER, enable_thinking, pipeline_text, summary, tools_as
 
 DEFAULT_OUTPUT = Path("pipeline.toml")
 SCHEMA = "dflow.schema.json"
@@ -87,6 +88,9 @@ def main(options: argparse.Namespace) -> int:
         found = survey(tuple(options.data), Counter.of(target), _image_root(options), options.allow_outside, named)
         if target is not None:
             target = with_unseen_mask(target, found.token_ids, len(found.lengths))
+            with Activity() as activity:
+                activity.status(f"counting tokens of {len(found.drawn):,} samples by the target's chat template")
+                measure(found, target, enable_thinking(found, target), tools_as(found))
         for data in options.data:
             look_at(data)
         store = store_path(options.store, output)

@@ -9,12 +9,12 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict, evolve
+from attrs import asdict, evolve, frozen
 
 from dsl.check import Absent
 from dsl.errors import DflowError, PipelineError, shortened
@@ -24,6 +24,7 @@ from dsl.graph import Graph
 from dsl.launch import memory_bytes
 from dsl.read_toml import read_graph
 from dsl.shown import shown_bytes
+from dsl.tune import TUNE
 from executor.commands.arguments import (
     add_file,
     add_json,
@@ -124,6 +125,7 @@ def main(options: argparse.Namespace) -> int:
         needs = {node_id: need for node_id, need in estimates.needs.items() if node_id not in absent}
         measured, does_not_fit = _memory(graph, needs, history)
     cluster = _cluster_lines(graph)
+    search = _search(store, graph, options)
     if options.json:
         from executor.planning.preflight import estimate_row
 
@@ -131,19 +133,71 @@ def main(options: argparse.Namespace) -> int:
         rows = plan_rows(graph, decisions, history.computed)
         plan = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk}
         plan |= {"missing_here": missing, "does_not_fit": does_not_fit, "cluster": cluster}
-        print_json({**plan, "cost": {node_id: asdict(cost) for node_id, cost in found.items()}})
+        if search is not None:
+            plan["tune"] = asdict(search)
+        if found:
+            plan["cost"] = {node_id: asdict(cost) for node_id, cost in found.items()}
+        print_json(plan)
     else:
         print_plan(graph, decisions, earlier_rule_note(decisions, str(options.file)))
         print_estimates(graph, needs, measured, free_disk, store.path)
-        if found:
-            from executor.cost.text import cost_text
-        for node_id, cost in found.items():
-            print_lines(f"\n{cost_text(node_id, cost, free_disk, store.path)}")
+        _print_costs(found, free_disk, store.path)
         if missing:  # last, where nobody overlooks it
             print_lines("\n".join(["", "missing or wrong, so `dflow run` would refuse to start:", *missing]))
         for line in [*does_not_fit, *cluster]:
             print_lines(line)
-    return USAGE if missing else OK
+        if search is not None and search.announcement:
+            print_lines(f"\n`dflow tune`: {search.announcement}")
+        if search is not None and search.refused:
+            print_lines("\n".join(["", "missing or wrong, so `dflow tune` would refuse to start:", *search.refused]))
+    return USAGE if missing or (search is not None and search.refused) else OK
+
+
+@frozen
+class _Search:
+    """What `dflow tune` would do with the file, or refuse. trials, steps, seconds: at most; None if not known."""
+
+    refused: Sequence[str]
+    trials: int | None = None
+    rungs: Sequence[int] = ()
+    steps: int | None = None
+    seconds: float | None = None
+    announcement: str = ""
+
+
+def _search(store: Store, graph: Graph, options: argparse.Namespace) -> _Search | None:
+    """The search of the whole file as it stands; None without a table [tune], and where the arguments change or select
+    something, which `dflow tune` does not take.
+    """
+    if (
+        graph.tree is None
+        or TUNE not in graph.tree.values
+        or options.set
+        or options.sweep
+        or options.to
+        or options.only
+    ):
+        return None
+    from executor.tune.preflight import announcement, search_preflight, step_seconds
+    from executor.tune.trials import read_trials
+
+    try:
+        trials = read_trials(options.file)
+    except PipelineError as error:
+        return _Search([str(each) for each in error.mistakes])
+    of_step = step_seconds(store, trials)
+    found = search_preflight(store, trials)
+    text = announcement(trials, of_step)
+    if found.uncounted:
+        text += f"\nthe rungs are compared with the steps of the training once there is {', '.join(found.uncounted)}"
+    return _Search(
+        [str(each) for each in found.refused],
+        trials.count,
+        trials.rules.rungs,
+        trials.planned_steps,
+        None if of_step is None else of_step * trials.planned_steps,
+        text,
+    )
 
 
 def _costs(
@@ -162,6 +216,13 @@ def _costs(
     machines = Machines(gpu=CPU if options.gpu == CPU.name else GPUS[options.gpu or DEFAULT_GPU])
     rates = {name: rate for name in ("disk", "wire") if (rate := getattr(options, name)) is not None}
     return costs(graph, known.needs, evolve(machines, **rates), options.gpus, measured(store, graph.name, machines.gpu))
+
+
+def _print_costs(found: Mapping[str, Cost], free_disk: int, store: Path) -> None:
+    from executor.cost.text import cost_text
+
+    for node_id, cost in found.items():
+        print_lines(f"\n{cost_text(node_id, cost, free_disk, store)}")
 
 
 def _memory(

@@ -12,7 +12,9 @@ from executor.commands.arguments import add_ray, add_store, add_trust, open_stor
 from executor.launchers.cluster_address import use_cluster
 from executor.system.output import OK, columns, print_lines
 from executor.tune.outcome import COLUMNS, outcome_of
-from executor.tune.tuning import Tuning, read_trials
+from executor.tune.preflight import announcement, step_seconds
+from executor.tune.trials import read_trials
+from executor.tune.tuning import Tuning
 from executor.tune.winner import check_writable, default_path, write_winner
 
 PAGES = "tune"  # the folder of a store with the pages
@@ -39,12 +41,11 @@ def main(options: argparse.Namespace) -> int:
     output = options.output or default_path(options.file)
     check_writable(output)
     store = open_store(options, write=True)
-    rules = trials.rules
-    print_lines(
-        f"{rules.trials} trials, compared at steps {', '.join(map(str, rules.rungs))}; one in {rules.eta} goes on: at "
-        f"most {trials.planned_steps:,} training steps"
-    )
+    print_lines(announcement(trials, step_seconds(store, trials)))
     tuning = Tuning(store, trials, options.file, f"dflow {shlex.join(options.given)}")
+    tuning.check()
+    if tuning.code != OK:
+        return tuning.code
     decision = tuning.run()
     if tuning.code != OK:
         return tuning.code

@@ -49,7 +49,7 @@ def preflight(
     graph's estimates.
     """
     estimates = graph_estimates(graph, cached_artifacts(store, decisions), free_disk)
-    lacking = _missing_here(graph, decisions, estimates)
+    lacking = missing_here(graph, decisions, estimates)
     return lacking + disk_mistakes(store, decisions, estimates.needs, free_disk), estimates
 
 
@@ -270,8 +270,10 @@ def _lack(need: Estimate, size: int, free: int, place: Path, before: int = 0) ->
     )
 
 
-def _missing_here(graph: Graph, decisions: Mapping[str, Decision], estimates: Estimates) -> list[Finding]:
-    """Findings on what tracking lacks, then on what each node that will run lacks, in the order of the graph."""
+def missing_here(graph: Graph, decisions: Mapping[str, Decision], estimates: Estimates) -> list[Finding]:
+    """Findings on what tracking lacks, then on what each node that will run lacks, in the order of the graph, but for
+    disk.
+    """
     running = {node_id: graph.nodes[node_id] for node_id, decision in decisions.items() if decision.cache != "hit"}
     lacking = _of_tracking(graph)
     for node in running.values():

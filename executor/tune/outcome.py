@@ -14,7 +14,7 @@ from executor.system.output import shown_duration
 from executor.tune.decision import Decision, Ranked, Rung
 from executor.tune.points import kept_count
 from executor.tune.rival import Rival
-from executor.tune.tuning import Trials
+from executor.tune.trials import Trials
 
 COLUMNS = ("trial", "values", "steps", "tau", "interval", "above the best", "its interval", "seconds", "why it ended")
 MTP = "the target's own MTP head"

@@ -15,7 +15,7 @@ from dsl.shown import BARE_KEY, toml_value
 from dsl.tree import merged
 from dsl.tune import CONTINUES, PAUSE, Point, trial_name, with_chain
 from executor.tune.decision import Decision
-from executor.tune.tuning import Trials
+from executor.tune.trials import Trials
 
 MARK = "# Written by `dflow tune"
 

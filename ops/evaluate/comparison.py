@@ -156,9 +156,14 @@ def answers_of(folder: Path) -> dict[str, tuple[str, int, int]]:
     for row in read_jsonl(folder / "prompts.jsonl"):
         steps = len(row["accepted"])
         if steps:
-            tokens = row["tokens"] if row["speculative"] is None else row["speculative"]
-            found[row["id"]] = (row["category"], len(tokens) - 1, steps)
+            found[row["id"]] = (row["category"], len(tokens_with_draft(row)) - 1, steps)
     return found
+
+
+def tokens_with_draft(row: Mapping[str, Any]) -> list[int]:
+    """The answer with the draft, of a row of prompts.jsonl, which names it only where it differs from the plain one."""
+    tokens: list[int] = row["tokens"] if row["speculative"] is None else row["speculative"]
+    return tokens
 
 
 def _times(folder: Path) -> dict[tuple[str, ...], tuple[float, ...]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import asdict, frozen
 
+from ops.evaluate.comparison import tokens_with_draft
 from ops.evaluate.intervals import ALL, REST, group_names, part_names, tau_names
 from ops.evaluate.load import LoadPoint, load_curve, load_metrics
 from ops.evaluate.lossless import Losses, compare, rounding
@@ -278,9 +279,7 @@ def prompt_row(result: PromptResult, prompt_tokens: int) -> dict[str, Any]:
 def speculative_answers(folder: Path) -> dict[str, Decoded]:
     """The answers with the draft of an evaluation, by the ids of their prompts. folder: of its report."""
     return {
-        row["id"]: Decoded(
-            tuple(row["tokens"] if row["speculative"] is None else row["speculative"]), accepted=tuple(row["accepted"])
-        )
+        row["id"]: Decoded(tuple(tokens_with_draft(row)), accepted=tuple(row["accepted"]))
         for row in read_jsonl(folder / "prompts.jsonl")
     }
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,8 @@ class Answered:
 
     has_target: whether the target was a node's, None if unknown. target: its identity. chat_template: SHA-256 of the
     one given by the user. templates: SHA-256 of those in the processor's directory, None if unknown. processor: from
-    `pinned_model`. longest: tokens that no answer exceeds. An artifact only records how the target was asked, so that
+    `pinned_model`. longest: tokens that no single answer of the split train exceeds, None where answers of several
+    samples count together, or some are not the target's. An artifact only records how the target was asked, so that
     a server's answers and those of a node's target can be the same artifact.
     """
 
@@ -294,7 +296,7 @@ class TokensForecast:
 
     longest: tokens of the longest kept sample. is_bound: vocab_size is only an upper limit, for a built-in processor.
     counted: samples and tokens, after a trial. empty, is_found: as in SamplesForecast. eos_token_ids: None if the
-    tokenizer is unknown. prompts_only: without answers.
+    tokenizer is unknown. prompts_only: without answers. folder: the artifact's folder, once it exists.
     """
 
     by_split: Mapping[str, int] | None
@@ -309,6 +311,7 @@ class TokensForecast:
     pad_token_id: int | None = None
     is_bound: bool = False
     prompts_only: bool = False
+    folder: Path | None = None
 
     @classmethod
     def read(cls, folder: Path, identity: str, longest: int = 0) -> TokensForecast:
@@ -327,6 +330,7 @@ class TokensForecast:
             is_found=True,
             eos_token_ids=tuple(info["eos_token_ids"]),
             pad_token_id=info["pad_token_id"],
+            folder=folder,
         )
 
     def count(self, splits: tuple[str, ...]) -> int | None:
@@ -375,17 +379,33 @@ class FeaturesForecast:
         )
 
 
+def _not_counted() -> int | None:
+    return None
+
+
 @frozen(kw_only=True)
 class StepsForecast:
     """A forecast of a plan of batches. steps, tokens_per_step: of the full run, known after a trial.
 
     of_tokens: the identity of the tokens that are batched, directly or as features. pad_multiple: None if unknown.
+    count: the exact number of steps, which takes a while to count before the plan exists; None until it is known.
     """
 
     steps: Amount | None = None
     tokens_per_step: float = 0.0
     of_tokens: str | None = None
     pad_multiple: int | None = None
+    count: Callable[[], int | None] = _not_counted
+
+    @classmethod
+    def read(cls, folder: Path, **known: Any) -> StepsForecast:
+        """Read the forecast from a committed plan. known: of the other fields."""
+        return cls(**known, count=partial(_steps_of_plan, folder))
+
+
+def _steps_of_plan(folder: Path) -> int:
+    steps: int = read_json(folder / "plan.json")["steps"]
+    return steps
 
 
 @frozen(kw_only=True)

@@ -127,7 +127,7 @@ def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesFo
         chat_template=template_digest(config.chat_template),
         templates=processor_templates(config.processor),
         processor=pinned_model(config.processor, config.revision),
-        longest=min(config.max_new_tokens, config.max_answer_tokens or config.max_new_tokens),
+        longest=_longest(config),
     )
     if context.artifact is not None:
         made = SamplesForecast.read(context.artifact, context.identity)
@@ -148,6 +148,12 @@ def _forecast(config: RegenerateAnswers, context: PlanContext, source: SamplesFo
         answered=answered if config.answers == "target" else None,
         has_tools=source is not None and source.has_tools,
     )
+
+
+def _longest(config: RegenerateAnswers) -> int | None:
+    if config.history == "data" or "train" not in config.splits:
+        return None
+    return min(config.max_new_tokens, config.max_answer_tokens or config.max_new_tokens)
 
 
 def _answered(config: RegenerateAnswers, samples: Counts) -> Amount:

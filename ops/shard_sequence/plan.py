@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 from attrs import frozen
@@ -12,6 +13,7 @@ from ops.lib.data.batching import padded_length
 from ops.lib.data.files import read_json
 from ops.lib.forecasts import StepsForecast, TokensForecast, first_counted, identity_of
 from ops.shard_sequence.op import SPLIT, ShardSequence
+from ops.shard_sequence.steps import steps_of_tokens
 
 EPOCHS = 4
 
@@ -40,8 +42,14 @@ def estimate(config: ShardSequence, context: PlanContext) -> Estimate:
         "step_limit": config.tokens_per_step,
     }
     if context.trial is None or counted is None:
-        notes = _too_long(config, tokens_read if features is None else features.tokens)
-        return Estimate(forecast=PlannedSteps(**known), notes=notes)
+        read = tokens_read if features is None else features.tokens
+        if context.artifact is not None:
+            forecast = PlannedSteps.read(context.artifact, **known)
+        elif read is not None and read.folder is not None:
+            forecast = PlannedSteps(**known, count=partial(steps_of_tokens, read.folder, config))
+        else:
+            forecast = PlannedSteps(**known)
+        return Estimate(forecast=forecast, notes=_too_long(config, read))
     tokens, samples = counted.tokens.of(("train",))[1], counted.samples.of(("train",))[1]
     of_epoch = steps_of_epoch(tokens, samples, config.tokens_per_step)
     steps = Amount(read_json(context.trial.artifact / "plan.json")["steps"], of_epoch * config.epochs)

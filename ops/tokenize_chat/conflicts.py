@@ -63,12 +63,13 @@ def _of_answers(config: TokenizeChat, answered: Answered, target: TargetStated |
         remedy = f"{SAME} tools_as, or answers and prompts do not fit each other"
         asked = f'tools as "{answered.tools_as}", and this node has "{config.tools_as}"'
         yield "tools_as", f"the answers were generated with {asked}: {remedy}"
-    if answered.longest is not None and not config.prompts_only and answered.longest < config.min_loss_tokens:
+    learns_one = config.train_on == "last" and not config.prompts_only  # else those of a conversation count together
+    if learns_one and answered.longest is not None and answered.longest < config.min_loss_tokens:
         yield (
             "min_loss_tokens",
-            f"an answer has at most {answered.longest} tokens (max_new_tokens or max_answer_tokens of "
-            f"regenerate_answers), and samples with fewer than {config.min_loss_tokens} are dropped: lower "
-            "min_loss_tokens, or raise the other",
+            f"only the last answer is learnt, and has at most {answered.longest} tokens (max_new_tokens or "
+            f"max_answer_tokens of regenerate_answers), and samples with fewer than {config.min_loss_tokens} are "
+            'dropped: lower min_loss_tokens, raise the other, or set train_on = "assistant"',
         )
     if are_different(answered.target, identity_of(target)):
         yield "target", f"the answers are those of another target: {SAME} target"

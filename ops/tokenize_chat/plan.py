@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict, evolve, frozen
+from attrs import evolve
 
 from dsl.estimate import Estimate, Growth, PlanContext
 from dsl.op import is_builtin
@@ -43,20 +42,12 @@ ENCODED_BYTES = 1536  # of a token while its sample is rendered and tokenised, a
 MOST_OFFSETS = 64 << 20  # bytes of a shard's offsets
 
 
-@frozen(kw_only=True)
-class PlannedTokens(TokensForecast):
-    """A forecast of token shards with the number of samples, by split; None before they exist."""
-
-    samples: Mapping[str, int] | None = None
-
-
 def mean_length(tokens: TokensForecast, splits: Collection[str]) -> tuple[float, bool]:
     """The mean number of tokens of a sample, and whether it is counted: else it is that of the longest."""
-    samples = tokens.samples if isinstance(tokens, PlannedTokens) else None
-    count = 0 if samples is None else sum(samples.get(split, 0) for split in splits)
-    if not count or tokens.by_split is None:
-        return float(tokens.longest), False
-    return sum(tokens.by_split.get(split, 0) for split in splits) / count, True
+    shards = [] if tokens.folder is None else read_json(tokens.folder / "tokens.json")["shards"]
+    counted = [shard for shard in shards if shard["split"] in splits]
+    samples = sum(shard["samples"] for shard in counted)
+    return (sum(shard["tokens"] for shard in counted) / samples, True) if samples else (float(tokens.longest), False)
 
 
 def smoke(config: TokenizeChat, samples: int) -> dict[str, Any]:
@@ -74,15 +65,11 @@ def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
         longest = max(
             (_longest(artifact_file(context.artifact, shard["file"])) for shard in shards), default=config.max_length
         )
-        by_split: Counter[str] = Counter()
-        for shard in shards:
-            by_split[shard["split"]] += shard["samples"]
-        made = evolve(
+        forecast = evolve(
             TokensForecast.read(context.artifact, context.identity, longest),
             expected=config.expected_tokens,
             prompts_only=config.prompts_only,
         )
-        forecast = PlannedTokens(**asdict(made, recurse=False), samples=by_split)
     counted = growth = None
     if context.trial is not None and source is not None and source.samples is not None:
         samples = kept_samples(context.trial.artifact, source.samples)
@@ -112,9 +99,9 @@ def estimate(config: TokenizeChat, context: PlanContext) -> Estimate:
     )
 
 
-def _promised(config: TokenizeChat, source: SamplesForecast | None, target: TargetForecast | None) -> PlannedTokens:
+def _promised(config: TokenizeChat, source: SamplesForecast | None, target: TargetForecast | None) -> TokensForecast:
     """A forecast of the tokens before they are made, from the files of the processor or of the target that has it."""
-    promised = PlannedTokens(
+    promised = TokensForecast(
         by_split=None,
         expected=config.expected_tokens,
         longest=config.max_length,

@@ -5,6 +5,7 @@ The page is one file without scripts and links; texts are of unknown origin and 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby, zip_longest
 from math import prod
@@ -29,7 +30,10 @@ def source_of(sample_id: str) -> str:
 
 @frozen(eq=False)
 class Shown:
-    """A sample for the preview, with small data: URLs in place of its pixels, which may be large."""
+    """A sample for the preview, with small data: URLs in place of its pixels, which may be large.
+
+    starts: the first token of each answer that is learnt, or of the one that a prompt asks for.
+    """
 
     place: int
     sample_id: str
@@ -37,8 +41,18 @@ class Shown:
     ids: list[int]
     mask: list[bool]
     kinds: list[int] | None
-    prompt_tokens: int
+    starts: list[int]
     pictures: tuple[str, ...]
+
+    @property
+    def learnt(self) -> str:
+        """How many tokens are learnt, by kind where that is known."""
+        answers = f"{len(self.starts)} answer{'s' * (len(self.starts) != 1)}"
+        counts = Counter(self.kinds or ())
+        by_kind = ", ".join(
+            f"{counts[number]} {name}" for number, name in enumerate(KINDS) if number and counts[number]
+        )
+        return f"{sum(self.mask)} learnt in {answers}{f' ({by_kind})' if by_kind else ''}"
 
 
 Group = tuple[str, tuple[int, ...]]  # the source, and the kinds of the learnt tokens
@@ -56,9 +70,11 @@ class Preview:
         self._processor = processor
         self._found: dict[str, dict[Group, list[Shown]]] = {"image": {}, "text": {}}
         self._seen = 0
+        self._total = 0
 
     def add(self, sample: TokenSample) -> None:
         """Add a sample if there is room for its kind; images are shown as the target gets them, without decoding."""
+        self._total += 1
         groups = self._found[sample.category]
         kinds = None if sample.kinds is None else sample.kinds.tolist()
         group = source_of(sample.id), tuple(sorted({*(kinds or ())}))
@@ -74,7 +90,7 @@ class Preview:
                     ids=sample.input_ids.tolist(),
                     mask=sample.loss_mask.tolist(),
                     kinds=kinds,
-                    prompt_tokens=sample.prompt_tokens,
+                    starts=_starts(sample),
                     pictures=tuple(self._pictures(sample)),
                 )
             )
@@ -96,7 +112,8 @@ class Preview:
         tokens = [_tokens(each, self._processor) for each in samples]
         has_kinds = any(each.kinds is not None for each in samples)
         template = get_data("ops.tokenize_chat", "preview.html")
-        file.write_text(page_text(template, samples=samples, tokens=tokens, has_kinds=has_kinds), encoding="utf-8")
+        page = page_text(template, samples=samples, tokens=tokens, has_kinds=has_kinds, total=self._total)
+        file.write_text(page, encoding="utf-8")
 
     def _pictures(self, sample: TokenSample) -> Iterator[str]:
         start = 0
@@ -106,16 +123,23 @@ class Preview:
             start += prod(grid)
 
 
+def _starts(sample: TokenSample) -> list[int]:
+    """The first token of each run that is learnt; of a prompt without an answer its end."""
+    mask = sample.loss_mask.tolist()
+    starts = [place for place, learnt in enumerate(mask) if learnt and not (place and mask[place - 1])]
+    return starts or [sample.prompt_tokens]
+
+
 @frozen
 class _Token:
     """A token, or run of image tokens, as the page shows it. kind: "l" if it is learnt, with "reasoning" or "call"
-    where it is known to be one, "i" for an image's tokens.
+    where it is known to be one, "i" for an image's tokens. answer: the number of the answer that it begins, 0 for none.
     """
 
     text: str
     kind: str
     title: str
-    begins_answer: bool
+    answer: int
 
 
 def _tokens(shown: Shown, processor: Processor) -> list[_Token]:
@@ -134,5 +158,6 @@ def _tokens(shown: Shown, processor: Processor) -> list[_Token]:
             kind, title = f"l {name}" if name in COLOURED else kind, f"{name}, {title}"
         if token == processor.image_token_id:
             text, kind, title = f"{text} x {len(places)}", "i", f"{title} to {places[-1]}"
-        tokens.append(_Token(text, kind, title, first == shown.prompt_tokens))
+        answer = shown.starts.index(first) + 1 if first in shown.starts else 0
+        tokens.append(_Token(text, kind, title, answer))
     return tokens

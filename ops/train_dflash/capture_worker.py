@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from socket import socket
+from socket import SHUT_RDWR, socket
 from typing import Any
 
 import torch
@@ -57,6 +57,8 @@ def serve(
         except Exception as error:
             worker.report(f"{type(error).__name__}: {error}")
             raise
+        finally:
+            listening.shutdown(SHUT_RDWR)  # ends `accept`, which would go on with whatever has the descriptor next
 
 
 @define(eq=False)

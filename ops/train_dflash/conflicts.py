@@ -27,7 +27,7 @@ from ops.lib.forecasts import (
 )
 from ops.lib.target.sizes import context_length, positions_field
 from ops.lib.target.token_ids import mask_of_texts
-from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.op import PAUSE, TrainDflash
 from ops.train_dflash.shape import expected_shape, started_shape
 
 # What decides the shape of a draft -> the field of train_dflash, None for what the target decides.
@@ -63,8 +63,9 @@ Mistakes = Iterator[tuple[str, str]]
 def conflicts(config: TrainDflash, forecast: Mapping[str, Any]) -> dict[str, str]:
     """Conflicts by field between the config and its inputs.
 
-    They are: features of another target, of other tokens or without what the loss reads; splits without samples; a mask
-    token that occurs in texts; an impossible draft; and sizes that differ from a warm start's.
+    They are: features of another target, of other tokens or without what the loss reads; splits without samples; a
+    pause behind the last step; a mask token that occurs in texts; an impossible draft; sizes that differ from a warm
+    start's.
     """
     target: TargetStated | None = forecast["target"]
     tokens: TokensForecast | None = forecast.get("tokens")
@@ -75,6 +76,7 @@ def conflicts(config: TrainDflash, forecast: Mapping[str, Any]) -> dict[str, str
             *(_captured(target, features) if target is not None and features is not None else ()),
             *_of_teacher(config, features),
             *_splits(config, features, tokens),
+            *_pause(config, forecast.get("batches")),
             *(_of_target(config, target, features, tokens) if target is not None else ()),
         )
     )
@@ -174,6 +176,18 @@ def _splits(config: TrainDflash, features: FeaturesForecast | None, tokens: Toke
         # a split that its samples left empty is passed over
         by_samples = not is_promised(source.identity) or (read is not None and read.is_found and "val" in read.empty)
         yield from [] if by_samples else [("eval_every", NO_VAL["last"])]
+
+
+def _pause(config: TrainDflash, batches: StepsForecast | None) -> Mistakes:
+    """A mistake if the training has fewer steps than those after which it pauses."""
+    if config.pause_after is None:
+        return
+    total = config.max_steps
+    if (total is None or config.pause_after <= total) and batches is not None:
+        planned = batches.count()
+        total = total if planned is None else min(planned, total or planned)
+    if total is not None and config.pause_after > total:
+        yield PAUSE, f"{config.pause_after} is more than the {total} steps of the training: lower it"
 
 
 def _of_target(

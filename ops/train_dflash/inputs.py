@@ -14,7 +14,14 @@ from ops.artifacts import TargetModel, TokenShards
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import DraftConfig, from_serving
 from ops.lib.drafts.backbone.load import CONFIG, read_config
-from ops.lib.forecasts import DraftForecast, FeaturesForecast, TargetStated, TokensForecast, refuse_conflicts
+from ops.lib.forecasts import (
+    DraftForecast,
+    FeaturesForecast,
+    StepsForecast,
+    TargetStated,
+    TokensForecast,
+    refuse_conflicts,
+)
 from ops.lib.target.embedding_and_head import Head, frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
 from ops.lib.target.model import check_samples_fit, target_info, text_config
@@ -94,6 +101,7 @@ def _statements(stage: Stage) -> dict[str, Any]:
         "target": TargetStated.read(target.path, target.digest),
         "features": None if features is None else FeaturesForecast.read(features.path, features.digest),
         "tokens": None if tokens is None else TokensForecast.read(tokens.path, tokens.digest),
+        "batches": StepsForecast.read(stage.inputs["batches"].path),
     }
 
 

@@ -346,7 +346,7 @@ class TrainDflash:
         validator=validators.ge(1),
         neutral=True,
         help="maximum number of prepared micro-batches; one more is being read or captured. With launch.pool: of "
-        "requested ones; twice the workers of each data-parallel row keep all of them busy",
+        "requested ones; 2 * workers * sp_degree / nproc keeps all workers busy",
     )
     checkpoint_every: int = field(default=50, validator=validators.ge(1), neutral=True, help="steps")
     keep_checkpoints: int = field(
@@ -410,6 +410,19 @@ class TrainDflash:
     @property
     def measures_tau(self) -> bool:
         return self.eval_every is not None and self.eval_prompts > 0 and self.tokens is not None
+
+    def idle_workers(self, workers: int, groups: int) -> str:
+        """A sentence on workers of a pool that can have nothing to do; empty if all can have.
+
+        groups: of ranks that share every sequence; each requests `buffer_batches` micro-batches.
+        """
+        busy = self.buffer_batches * groups
+        if busy >= workers:
+            return ""
+        return (
+            f"buffer_batches = {self.buffer_batches} keeps at most {busy} of {workers} pool workers busy: "
+            f"set it to {-(-2 * workers // groups)}, or use fewer workers"
+        )
 
     @staticmethod
     def mistakes_with_nodes_above(values: Mapping[str, Any], above: Callable[..., Mapping[str, Any]]) -> dict[str, str]:

@@ -95,6 +95,8 @@ def estimate(config: TrainDflash, context: PlanContext) -> Estimate:
                 f"{shown_bytes(sum(of_target.values()))} for a pass, and {shown_bytes(UNITS_OF_WORKER * unit)} for the "
                 f"features of {UNITS_OF_WORKER} micro-batches; a rank receives {shown_bytes(unit)} for each"
             )
+            if idle := config.idle_workers(launch.pool.workers, ranks // launch.sp_degree):
+                notes.append(f"pool: {idle}")
     if config.measures_tau:
         memory["draft that decodes"] = draft_parameters(shape) * ITEM_SIZES[config.dtype]
     if config.measures_tau or (online and launch.pool is None):

@@ -20,7 +20,7 @@ import torch
 from attrs import Factory, define, frozen
 from torch import Tensor
 
-from dsl.errors import DataError, StopRequested
+from dsl.errors import StopRequested
 from dsl.stage import Stage
 from ops.lib.data.files import write_json
 from ops.lib.drafts.backbone.hooks import no_hidden_matrices, undecayed
@@ -118,12 +118,8 @@ def _capturing(config: TrainDflash, stage: Stage, inputs: Inputs) -> Iterator[_S
         capture = _capture(config, stage, inputs.captured)
         yield _Source(capture.ask, capture.lend)
         return
-    rows = stage.world_size // stage.sp_degree
-    if config.buffer_batches * rows < pool.workers:
-        stage.warn(
-            f"buffer_batches = {config.buffer_batches} keeps at most {config.buffer_batches * rows} of {pool.workers} "
-            f"pool workers busy: set it to {-(-2 * pool.workers // rows)}, or use fewer workers"
-        )
+    if idle := config.idle_workers(pool.workers, stage.world_size // stage.sp_degree):
+        stage.warn(idle)
     facts = agreement(stage, inputs.captured, config.capture_batch_tokens)
     with CapturePool(stage, pool, inputs.captured, lengths, facts) as capture_pool:
         yield _Source(capture_pool.ask, pool=capture_pool)
@@ -179,8 +175,6 @@ class _Training:
         ema = Ema(model, config.ema_decay) if config.ema_decay is not None else None
         state = TrainState(model, optimizer, [], ema)
         total, every = len(inputs.steps), config.checkpoint_every
-        if config.pause_after is not None and config.pause_after > total:
-            raise DataError(f"pause_after = {config.pause_after}: the training has only {total} steps; lower it")
         take_over(stage)
         checkpoints.resume(state, total, every, started_before=stage.started_before)
         measuring = Measuring.open(config, stage, inputs, setup, state, source.lend)

@@ -10,7 +10,7 @@ from dsl.errors import PipelineError
 from dsl.read_toml import read_graph, tree_with_ops
 from dsl.tune import check_tune, put_trials
 from executor.tune.points import points_of
-from executor.tune.tuning import read_trials
+from executor.tune.trials import read_trials
 
 TINY = Path(__file__).resolve().parents[2] / "pipelines" / "tiny.toml"
 
@@ -102,6 +102,32 @@ single = [1]
 def test_what_cannot_be_tuned_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (only,) = mistakes(tmp_path, text)
     assert said in only
+
+
+def test_all_that_trials_cause_is_reported_at_once(tmp_path: Path) -> None:
+    found = mistakes(
+        tmp_path,
+        """
+[tune]
+rungs = [9, 90]
+budget_steps = 8
+[tune.space]
+train.lr = [0.1, 2.0]
+train.max_steps = [90, 80]
+[node.train]
+eval_every = 12
+eval_prompts = 0
+select = "last"
+""",
+    )
+    assert [
+        "F:4:1: tune.rungs: 90 is more than the 80 steps of the training (t02, t04) (lower it, or raise max_steps of "
+        "train)",
+        "F:5:1: tune.budget_steps: 8 steps are fewer than the 90 of one trial to the last rung (set 90 or more)",
+        "F:7:7: tune.space.train.lr: must be < 1, got 2.0",
+        "F:9:7: node.train: trials are compared by tau on val, which this training does not measure (set eval_prompts "
+        "= 8)",
+    ] == found
 
 
 def test_trials_share_what_they_do_not_change_and_their_rungs_go_on_from_each_other(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import time
 
 import pytest
-from toy_ops import Toy
+from toy_ops import Toy, wait_for
 
 from executor.store.artifact_store import Store
 from executor.store.integrity import check_before_use
@@ -31,9 +31,19 @@ texts = ["@a", "@wait"]
 ALTERED = 'an input was altered after its commit: of node "a"'
 
 
+def chain(folder):
+    """A chain whose node `wait` ends once the file `go` is there, as it is."""
+    toy = Toy(folder, CHAIN)
+    ops = folder / "toy.py"
+    until_go = 'while config.seconds and not (Path(__file__).parent / "go").exists():\n        time.sleep(0.01)'
+    ops.write_text(ops.read_text().replace("time.sleep(config.seconds)", until_go, 1))
+    (folder / "go").touch()
+    return toy
+
+
 @pytest.fixture
 def toy(tmp_path):
-    return Toy(tmp_path, CHAIN)
+    return chain(tmp_path)
 
 
 def file_of(toy):
@@ -55,12 +65,12 @@ def alter(file, *, keep_times=False):
 
 @pytest.mark.parametrize("keep_times", [False, True])
 def test_an_artifact_altered_between_two_nodes_of_one_run_is_not_read(keep_times, toy):
+    (toy.folder / "go").unlink()
     running = toy.start("run", str(toy.file))
-    end = time.monotonic() + 60
-    while time.monotonic() < end and not list(toy.store.glob("objects/*/text.txt")):
-        time.sleep(0.01)
+    wait_for(lambda: list(toy.store.glob("objects/*/text.txt")))
     alter(file_of(toy), keep_times=keep_times)
-    _, errors = running.communicate(timeout=60)
+    (toy.folder / "go").touch()
+    _, errors = running.communicate(timeout=300)
     assert running.returncode == 1
     assert ALTERED in errors and "text.txt has other content" in errors
     again = toy.dflow("run", str(toy.file))
@@ -85,7 +95,7 @@ def test_what_was_pulled_and_altered_then_is_not_read(toy, tmp_path):
     assert toy.dflow("run", str(toy.file), "--to", "a").returncode == 0
     assert toy.dflow("push", remote).returncode == 0
     (tmp_path / "other").mkdir()
-    other = Toy(tmp_path / "other", CHAIN)
+    other = chain(tmp_path / "other")
     assert other.dflow("pull", remote, str(other.file)).returncode == 0
     alter(file_of(other))
     result = other.dflow("run", str(other.file))

@@ -312,14 +312,14 @@ def test_a_benchmark_that_was_broken_since_the_trial_is_named_by_file_and_line(t
 
 
 def test_parts_and_duplicates_take_linear_time(tmp_path):
-    started = time.monotonic()
+    started = time.process_time()  # which no other process prolongs
     parts = [{"type": "text", "text": "x" * 50}] * 100_000
-    rows = [{"id": "a", "messages": TURNS}] * 15_000
+    rows = [{"id": "a", "messages": TURNS}] * 30_000
     rows[0] = {"id": "a", "messages": [{"role": "user", "content": parts}, TURNS[1]]}
     path = tmp_path / "samples.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert read(path, tmp_path, duplicate_ids="number")[-1] == "a#15000"
-    assert time.monotonic() - started < 15
+    assert read(path, tmp_path, duplicate_ids="number")[-1] == "a#30000"
+    assert time.process_time() - started < 60
 
 
 PROMPTS = (
@@ -329,7 +329,7 @@ PROMPTS = (
 
 
 def test_blanks_take_linear_time_and_no_sample_uses_up_the_marks(tmp_path):
-    started = time.monotonic()
+    started = time.process_time()  # which no other process prolongs
     write_builtin_processor(tmp_path, [[{"role": "user", "content": [{"type": "text", "text": "a"}]}]], 340)
     processor = load_processor(str(tmp_path))
     processor.tokenizer.chat_template = PROMPTS
@@ -341,7 +341,7 @@ def test_blanks_take_linear_time_and_no_sample_uses_up_the_marks(tmp_path):
             assert len(template.finish(render_answers(template.has_marks, messages, last_only=False)).answers) == 2
         except Unusable as error:
             assert error.reason == ANSWER_NOT_FOUND
-    assert time.monotonic() - started < 15
+    assert time.process_time() - started < 60
 
 
 @pytest.mark.parametrize("size", [10**9, -1, 1e400, "64", [64]])

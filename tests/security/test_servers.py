@@ -40,6 +40,7 @@ WITH_KEY = (
         "            return self.send_error(401)\n        drafted =",
     )
     .replace('"It is blue."', json.dumps(FORGED))
+    .replace("time.time() > ready_at", "os.path.exists(os.environ['READY'])")
 )
 
 
@@ -52,10 +53,12 @@ class Serve:
         self.site = install_server(folder / "site", VERSIONS[-1])
         (self.site / "sglang" / "launch_server.py").write_text(WITH_KEY)
         self.port = free_port()
+        self.ready = folder / "ready"  # the server answers once it is there
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
         kept = {name: os.environ[name] for name in ("PATH", "XDG_STATE_HOME")}
-        environment = {**kept, "PYTHONPATH": f"{self.site}:{PROJECT}", **variables}
+        paths = {"PYTHONPATH": f"{self.site}:{PROJECT}", "READY": str(self.ready)}
+        environment = {**kept, **paths, **variables}
         own = ["serve", "--store", str(self.store.path), "--port", str(self.port), *arguments]
         command = [sys.executable, "-m", "executor.cli", *own]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -68,7 +71,8 @@ def test_a_key_is_in_no_argument_and_no_log_and_an_answer_does_not_speak_as_dflo
     log = serve.store.records / serve.run / f"serve-{serve.port}.log"
     wait_for(lambda: "processes" in (log.read_text() if log.exists() else ""))
     arguments = [Path(f"/proc/{pid}/cmdline").read_text() for pid in tree(process.pid)]
-    out, errors = process.communicate(timeout=60)
+    serve.ready.touch()
+    out, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")
     assert any("--config" in each for each in arguments)
     assert KEY not in "".join([*arguments, out, errors]) and "api_key': '***'" in log.read_text()
@@ -80,12 +84,13 @@ def test_a_key_is_in_no_argument_and_no_log_and_an_answer_does_not_speak_as_dflo
 def test_keys_in_arguments_are_refused_and_a_server_for_others_without_one_is_warned_of(tmp_path):
     serve = Serve(tmp_path)
     process = serve.start("--", f"--api-key={KEY}", "--admin_api_key", KEY)
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=300)
     assert (process.returncode, out) == (1, "")
     assert "--api-key: every user of this machine sees arguments; set the variable SGLANG_API_KEY" in errors
     assert KEY not in errors
+    serve.ready.touch()
     process = serve.start("--check", "--host", "0.0.0.0")
-    assert "warning: 0.0.0.0: whoever reaches it can use it" in process.communicate(timeout=60)[1]
+    assert "warning: 0.0.0.0: whoever reaches it can use it" in process.communicate(timeout=300)[1]
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +105,13 @@ def mlflow_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert not (toy.folder / "ran").exists()  # what lies in the working directory is not imported
 
 
 def answer_code(url: str, body: bytes | None = None, **headers: str) -> int:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=30) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=120) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         error.close()
@@ -138,7 +143,7 @@ def test_a_page_elsewhere_changes_nothing(mlflow_page, origin, kind):
     for api in ("/api/2.0", "/ajax-api/2.0", "//api/2.0", "/%61pi/2.0"):
         assert answer_code(f"{mlflow_page}{api}/mlflow/experiments/create", body, **headers) == 403
     request = urllib.request.Request(mlflow_page + EXPERIMENTS, headers={"Origin": origin})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         assert answer.headers["Access-Control-Allow-Origin"] is None  # so the browser keeps it from the page
 
 

@@ -71,7 +71,7 @@ def test_a_template_without_end_fails_with_its_name_and_that_of_the_sample(folde
     with pytest.raises(DataError, match=r'^sample "a\\n1": rendering the chat template .* needs more than') as raised:
         encoder(folder, template).encode_batch([chat("hello")], [()], ["a\n1"])
     assert str(folder) in str(raised.value)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 120
     assert "hello" in encoder(folder, CHAT_TEMPLATE).template.render(chat("hello"))  # by another process
 
 
@@ -118,7 +118,7 @@ def test_the_process_ends_with_the_one_that_started_it():
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, env=environment) as parent:
         pid = int(parent.stdout.readline())
         parent.kill()
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes():
         assert time.monotonic() < end
         time.sleep(0.02)

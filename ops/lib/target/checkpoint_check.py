@@ -252,9 +252,7 @@ def loaded_template_notes(chat_template: str | None, checkpoint: str, day: str |
 
 
 def _tokenizer_warnings(checkpoint: str | None, templates: list[str]) -> tuple[str, ...]:
-    if checkpoint is None or not Path(checkpoint).is_dir() or processor_folder_mistakes(checkpoint):
-        return ()
-    return tokenizer_warnings(Path(checkpoint), templates)
+    return () if (folder := _readable_folder(checkpoint)) is None else tokenizer_warnings(folder, templates)
 
 
 def chosen_templates(chat_template: str | None, checkpoint: str | None) -> list[str]:
@@ -262,9 +260,14 @@ def chosen_templates(chat_template: str | None, checkpoint: str | None) -> list[
     if chat_template is not None:
         file = Path(chat_template)
         return [file.read_text("utf-8", "replace")] if file.is_file() else []
+    return [] if (folder := _readable_folder(checkpoint)) is None else template_texts(folder)
+
+
+def _readable_folder(checkpoint: str | None) -> Path | None:
+    """The directory of a checkpoint; None for a model id, or where it cannot be read, which is reported elsewhere."""
     if checkpoint is None or not Path(checkpoint).is_dir() or processor_folder_mistakes(checkpoint):
-        return []
-    return template_texts(Path(checkpoint))
+        return None
+    return Path(checkpoint)
 
 
 def _something_else(path: Path, kind: str) -> list[str]:

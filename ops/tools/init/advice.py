@@ -5,7 +5,7 @@ A reason that is experience and not a measurement says "a rule of thumb".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import attrs
 from attrs import frozen
@@ -25,10 +25,10 @@ from ops.tools.init.survey import (
     BY_CLASS,
     FRACTIONS,
     REMEDIES,
+    Length,
     OwnRules,
     PixelRules,
     Survey,
-    learnt_tokens,
     percentile,
 )
 from ops.tools.init.target import PAPER_LAYERS, Target
@@ -37,7 +37,8 @@ from ops.train_dflash.verdicts import LEAST_BETWEEN, is_short
 FLOAT32 = "float32"
 HIDDEN = 4096  # of a target of 8 billion parameters, where none is given
 UNKNOWN_ANSWER = 512  # tokens, if the data has only prompts
-LONGEST_PROMPT, LONGEST_ANSWER, SHORTEST_LIMIT = 8192, 2048, 256
+LONGEST_PROMPT, LONGEST_ANSWER, SHORTEST_LIMIT = 8192, 2048, 256  # of limits beyond what the data has
+MARGIN = 0.25  # of max_prompt_tokens above the longest prompt
 TOKENS_PER_IMAGE = 1024  # of one image: more are seldom worth their cost in every pass
 WANTED_STEPS = 1000
 STEP_TOKENS = (32_768, 16_384, 8_192, 4_096, 2_048)
@@ -122,32 +123,34 @@ def advise(found: Survey, target: Target | None, free_disk: int, precision: Prec
     rules = found.rules
     if max_pixels is not None and isinstance(rules, PixelRules):
         rules = attrs.evolve(rules, max_pixels=max_pixels.value)
-    prompts = [length.prompt(rules) for length in found.lengths]
-    max_new = _max_new_tokens(answers)
-    max_prompt = _max_prompt_tokens(found, rules, prompts, max_new.value)
+    every = [*found.lengths, *found.longest]
+    max_new = _max_new_tokens(answers, [tokens for length in every for tokens in length.answers])
+    max_prompt = _max_prompt_tokens(found, rules, every, max_new.value)
     context = None if target is None else target.context
     is_limited = context is not None and max_prompt.value + max_new.value >= context
     if context is not None and is_limited:
-        max_prompt, max_new = _within(context, max_new)
+        longest = max(length.prompt(rules) for length in every)
+        max_prompt, max_new = _within(context, max_new, longest, percentile(answers, 0.95))
     max_length = max_prompt.value + max_new.value
-    wholes = [prompt + (each.last or UNKNOWN_ANSWER // 2) for prompt, each in zip(prompts, found.lengths, strict=True)]
-    tokens = round(found.usable * sum(wholes) / len(wholes))
+    block_size = _block_size(answers)
+    learnt = [each.learnt for each in found.lengths if not each.is_prompt]
+    calls = [tokens for each in found.lengths for tokens in each.calls]
+    min_loss = _keeping_calls(_min_loss_tokens(learnt, block_size.value), calls)
+    if found.requests:
+        min_loss = OF_LOGS
     fractions = _fractions(found)
-    samples = found.usable_in(fractions, "train")
-    training = round(tokens * samples / found.usable)
+    tokens, _ = _amount(found.lengths, found.usable, rules, min_loss.value)
+    trained = [each for each in found.lengths if each.splits[fractions] == "train"] or found.lengths
+    training, samples = _amount(trained, found.usable_in(fractions, "train"), rules, min_loss.value)
     epochs = _epochs(training)
     per_step = _tokens_per_step(training, samples, epochs.value, max_length)
     steps = epochs.value * steps_of_epoch(training, samples, per_step.value)
     features, online, why = _capture(tokens, target, free_disk, precision.dtype)
-    block_size = _block_size(answers)
-    learnt = [each.learnt for each in found.lengths if each.last]
-    calls = [learnt_tokens(tokens) for each in found.lengths for tokens in each.calls]
-    min_loss = _keeping_calls(_min_loss_tokens(learnt, block_size.value), calls)
-    if found.requests:
-        min_loss = OF_LOGS
     limits = []
     if target is not None and context is not None and is_limited:
-        limits = [_context_note(context, positions_field(text_part(target.config)), max_length, wholes)]
+        limits = [_context_note(context, positions_field(text_part(target.config)), max_length, found, rules)]
+    elif (longest := max(length.prompt(rules) for length in every)) > LONGEST_PROMPT:
+        limits = [_long_note(longest, found, rules)]
     return Advice(
         precision=precision,
         tokens=tokens,
@@ -205,44 +208,75 @@ def _max_pixels(found: Survey) -> Choice | None:
     return Choice(TOKENS_PER_IMAGE * found.rules.factor**2, why)
 
 
-def _max_new_tokens(answers: list[int]) -> Choice:
+def _amount(lengths: Sequence[Length], count: int, rules: PixelRules | OwnRules, least: int) -> tuple[int, int]:
+    """The tokens and the samples of `count` conversations, by the lengths of some of them.
+
+    least: answer tokens of a conversation that is not dropped.
+    """
+    kept = [each for each in lengths if each.is_prompt or each.learnt >= least]
+    tokens = sum(each.whole(rules) + each.is_prompt * (UNKNOWN_ANSWER // 2) for each in kept)
+    scale = count / len(lengths)
+    return round(scale * tokens), round(scale * sum(len(each.samples) for each in kept))
+
+
+def _max_new_tokens(answers: list[int], every: list[int]) -> Choice:
+    """A limit for max_new_tokens: twice what is usual, and no less than any answer. every: with those of the longest
+    samples.
+    """
     if not answers:
         return Choice(UNKNOWN_ANSWER, "the data has no answers to estimate it; longer ones are dropped and counted")
     usual = percentile(answers, 0.95)
-    value = min(max(_rounded_up(2 * usual, 128), SHORTEST_LIMIT), LONGEST_ANSWER)
-    return Choice(value, f"95 % of the data's answers have at most {usual:,} tokens; the target's own may be longer")
+    value = max(min(_rounded_up(2 * usual, 128), LONGEST_ANSWER), _rounded_up(max(every), 128), SHORTEST_LIMIT)
+    why = f"95 % of the data's answers have at most {usual:,} tokens, the longest {max(every):,}"
+    return Choice(value, f"{why}; the target's own may be longer")
 
 
-def _max_prompt_tokens(found: Survey, rules: PixelRules | OwnRules, prompts: list[int], max_new: int) -> Choice:
-    """A limit for max_prompt_tokens. Later prompts of a chat hold the target's own answers, maybe longer than the
-    data's.
+def _max_prompt_tokens(found: Survey, rules: PixelRules | OwnRules, every: Sequence[Length], max_new: int) -> Choice:
+    """A limit for max_prompt_tokens: a quarter above the longest prompt. Later prompts of a chat hold the target's own
+    answers, maybe longer than the data's: they have room up to LONGEST_PROMPT.
     """
-    regenerated = max(length.regenerated_prompt(rules, max_new) for length in found.lengths)
+    longest = max(length.prompt(rules) for length in every)
+    regenerated = max(length.regenerated_prompt(rules, max_new) for length in every)
     is_exact = found.exact and not (found.with_images and isinstance(found.rules, OwnRules))
     about = "" if is_exact else "about "
-    why = f"the longest of {len(prompts):,} prompts examined has {about}{max(prompts):,} tokens"
-    if regenerated > max(prompts):
+    why = f"the longest of {len(every):,} prompts examined has {about}{longest:,} tokens; a quarter more"
+    if regenerated > longest:
         why += f", and up to {regenerated:,} if its earlier answers have max_new_tokens"
-    longest = _rounded_up(max(round(max(prompts) * 1.25), regenerated), 256)
-    return Choice(min(max(longest, SHORTEST_LIMIT), LONGEST_PROMPT), why)
+    room = max(round(longest * (1 + MARGIN)), min(regenerated, LONGEST_PROMPT), SHORTEST_LIMIT)
+    return Choice(_rounded_up(room, 256), why)
 
 
-def _within(context: int, max_new: Choice) -> tuple[Choice, Choice]:
+def _within(context: int, max_new: Choice, longest: int, usual: int) -> tuple[Choice, Choice]:
     """The choices of max_prompt_tokens and max_new_tokens, which together stay below the target's context.
 
-    One position is left free, since decoding is a token ahead.
+    One position is left free, since decoding is a token ahead. longest: prompt of the data, which has room if `usual`
+    answers have.
     """
     if max_new.value > context // 2:
         max_new = Choice(max(context // 2, 1), f"half of the target's {context:,} positions")
     left = max(context - 1 - max_new.value, 1)
+    if left < longest < context - 1 - usual:
+        left = longest
+        max_new = Choice(context - 1 - left, f"what the longest prompt leaves of the target's {context:,} positions")
+        return Choice(left, "the longest prompt of those examined"), max_new
     return Choice(left, f"what max_new_tokens leaves of the target's {context:,} positions"), max_new
 
 
-def _context_note(context: int, field: str, max_length: int, wholes: list[int]) -> str:
-    longer = sum(whole > max_length for whole in wholes)
+def _context_note(context: int, field: str, max_length: int, found: Survey, rules: PixelRules | OwnRules) -> str:
+    samples = [tokens for length in found.lengths for tokens in length.of_parts(length.samples, rules)]
+    longer = sum(tokens > max_length for tokens in samples)
     return (
         f"the target's context, {context:,} positions ({field} of its config.json), limits "
-        f"max_prompt_tokens and max_new_tokens; {longer:,} of {len(wholes):,} samples examined are longer, and dropped"
+        f"max_prompt_tokens and max_new_tokens; {longer:,} of {len(samples):,} samples examined are longer, and dropped"
+    )
+
+
+def _long_note(longest: int, found: Survey, rules: PixelRules | OwnRules) -> str:
+    shorter = sum(length.prompt(rules) <= LONGEST_PROMPT for length in found.lengths)
+    return (
+        f"the longest prompt has {longest:,} tokens, and the limits admit it, so that a step holds such a sample; "
+        f"{shorter:,} of {len(found.lengths):,} prompts examined have at most {LONGEST_PROMPT:,}: with lower limits "
+        "(max_prompt_tokens, max_length, tokens_per_step) longer ones are dropped, and a step needs less memory"
     )
 
 
@@ -356,8 +390,9 @@ def _warnings(found: Survey, target: Target | None, min_loss: Choice, learnt: li
     if found.asked_again:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in found.lacking.most_common())
         yield (
-            f"{found.asked_again:,} of {found.requests:,} requests have no usable answer ({reasons}): with "
-            'require_answers = false they are prompts, which the target answers; with answers = "data" they are dropped'
+            f"{found.asked_again:,} of {found.requests:,} requests have no usable answer ({reasons}): they are kept as "
+            'prompts (require_answers = false is written), which the target answers; with answers = "data" they are '
+            "dropped, as they are without that field"
         )
     short = sum(tokens < min_loss.value for tokens in learnt)
     if short > MOST_LOST * len(learnt):

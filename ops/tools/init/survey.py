@@ -1,21 +1,24 @@
 """Survey of a user's data: format, samples, images, splits and lengths, as `ingest` would read it.
 
 Neither torch nor transformers is loaded. Texts are counted exactly if the target's tokenizer.json is present; what the
-chat template adds to a turn counts as TURN_TOKENS, and an image as its processor would resize it.
+chat template adds to a turn counts as TURN_TOKENS, and an image as its processor would resize it. Where the template
+can be used, rendering.py then counts a part of the samples exactly.
 """
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 import json
 import math
 import random
 from collections import Counter as Tally
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-import attrs
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 
 from dsl.errors import DataError
 from ops.ingest.image_values import MISSING, OUTSIDE, encoded_image
@@ -33,6 +36,7 @@ from ops.tools.init.target import Target, most_image_tokens
 
 BY_CLASS = "image-folder"
 MEASURED = 1000  # samples whose tokens are counted
+RENDERED, LONGEST = 200, 8  # samples for rendering.py: a random part, and those with the most text
 DECODED = 100  # samples whose images are decoded
 QUESTION = "What is in the image?"  # asked about images by class
 SEEN = 8  # file types listed for a folder without readable data
@@ -48,10 +52,32 @@ REMEDIES = {
     MISSING: "relative paths start from the file's own folder; --image-root names another one",
 }
 TURN_TOKENS = 5  # <|im_start|>, the role, two line breaks and <|im_end|> of Qwen's templates
+TOKENS_OF_IMAGE = 1024  # where the longest samples are looked for
 BYTES_PER_TOKEN = 4  # of UTF-8: English prose has about 4, Chinese about as many
 MOST_ASPECT = 200  # of an image that processors take
 
 Size = tuple[int, int]  # width, height
+Part = tuple[int, int]  # of a conversation: tokens of text, and the number of images, which are its first ones
+T = TypeVar("T")
+
+
+@define
+class AnswerCounts:
+    """Counts of learnt answers, and those with reasoning; thinking, plain: samples with a learnt answer that has some,
+    and with one that has none.
+    """
+
+    learnt: int = 0
+    reasoned: int = 0
+    thinking: int = 0
+    plain: int = 0
+
+    def add(self, reasons: list[bool]) -> None:
+        """Add a sample. reasons: whether each of its learnt answers has reasoning."""
+        self.learnt += len(reasons)
+        self.reasoned += sum(reasons)
+        self.thinking += any(reasons)
+        self.plain += not all(reasons)
 
 
 @define(kw_only=True)
@@ -60,15 +86,21 @@ class Survey:
 
     forms: of the sources. proposal: of columns, if the rows have other ones than `ingest` reads. dropped: reason ->
     samples; examples: reason -> one of them. with_tools, with_calls: samples that name tools, and those that call any.
-    learnt: answers that are learnt, of a request only the last; reasoned: those of them with reasoning; thinking,
-    plain: samples with a learnt answer that has reasoning, and with one that has none. requests: samples from the
-    traffic of a server, `continued` of them with earlier answers; openings: what their conversations begin with.
+    of_last, of_all: answers, where only the last of a request is learnt, and where all are. requests: samples from the
+    traffic of a server, `continued` of them with earlier answers, and reasoning in `earlier_reasoned` of these and in
+    `last_reasoned` of the last ones; asked: digests of what each asks, and preceding: of what was asked for the answer
+    before the last.
     lacking: reason -> requests without a usable answer, which are prompts or dropped. decoded,
     broken: images that were examined, and those that inject_images rejects. examined, spoilt: samples of the former,
     and of the latter; spoilt ones are dropped, and count nowhere else. placed_images: samples with several images, or
     with one in a tool's result. unnamed: images without a caption. splits: for each of FRACTIONS, split -> samples.
     given: splits that the data names. lengths: of up to MEASURED samples, counted with `exact` and `rules`; token_ids:
-    all that these gave. Names of classes do not count as answers, since the target's answers replace them.
+    all that these gave. drawn, most: samples to render, RENDERED random ones and the LONGEST of all.
+    Names of classes do not count as answers, since the target's answers replace them.
+
+    rendered: whether `lengths` are of up to RENDERED samples as the target's chat template shows them; then longest are
+    those of `most` that are not among them, unfit: reason -> samples that it does not fit, and unrendered the reason
+    why it was not used, if so.
     """
 
     sources: tuple[Path, ...]
@@ -84,14 +116,15 @@ class Survey:
     with_tools: int = 0
     with_calls: int = 0
     unanswered: int = 0
-    learnt: int = 0
-    reasoned: int = 0
-    thinking: int = 0
-    plain: int = 0
+    of_last: AnswerCounts = Factory(AnswerCounts)
+    of_all: AnswerCounts = Factory(AnswerCounts)
     duplicates: int = 0
     requests: int = 0
-    openings: set[str] = Factory(set)
     continued: int = 0
+    earlier_reasoned: int = 0
+    last_reasoned: int = 0
+    asked: set[bytes] = Factory(set)
+    preceding: Tally[bytes] = Factory(Tally)
     lacking: Tally[str] = Factory(Tally)
     dropped: Tally[str] = Factory(Tally)
     examples: dict[str, str] = Factory(dict)
@@ -104,6 +137,12 @@ class Survey:
     splits: dict[tuple[float, float], Tally[str]] = field(factory=lambda: {each: Tally() for each in FRACTIONS})
     lengths: list[Length] = Factory(list)
     token_ids: set[int] = Factory(set)
+    drawn: list[Drawn] = Factory(list)
+    most: list[Drawn] = Factory(list)
+    rendered: bool = False
+    longest: list[Length] = Factory(list)
+    unfit: Tally[str] = Factory(Tally)
+    unrendered: str = ""
 
     @property
     def shown_sources(self) -> str:
@@ -123,9 +162,26 @@ class Survey:
         return self.lacking.total() if self.unanswered else 0
 
     @property
-    def has_answers_again(self) -> bool:
-        """Whether requests have answers of earlier ones again; in a log of whole conversations none has."""
-        return 0 < self.requests and (not self.continued or len(self.openings) < self.requests)
+    def preceded(self) -> int:
+        """The number of requests whose answer before the last is in the log as that of a request of its own."""
+        return sum(count for digest, count in self.preceding.items() if digest in self.asked)
+
+    @property
+    def lost_reasoning(self) -> bool:
+        """Whether requests have reasoning in their last answers only, so that the earlier ones are not as written."""
+        return self.last_reasoned > 0 and not self.earlier_reasoned
+
+    @property
+    def learns_last(self) -> bool:
+        """Whether only the last answer of a request is to be learnt: a log of whole conversations, each with its last
+        request, has every answer once, and learns all.
+        """
+        return 0 < self.requests and (2 * self.preceded >= self.continued or self.lost_reasoning)
+
+    @property
+    def answers(self) -> AnswerCounts:
+        """The answers that are learnt."""
+        return self.of_last if self.learns_last else self.of_all
 
     @property
     def read(self) -> int:
@@ -206,7 +262,8 @@ def _read(found: Survey, counter: Counter, *, keeps_requests: bool) -> None:
     classes = tuple(name for name, form in zip(reading.names(), forms, strict=True) if form == BY_CLASS)
     configs = {each: Ingest(source=str(sources[0]), val_fraction=each[0], test_fraction=each[1]) for each in FRACTIONS}
     measured: list[Length] = []
-    drawn, tried = random.Random(0), random.Random(1)
+    drawn, tried, rendered = random.Random(0), random.Random(1), random.Random(2)
+    most: list[tuple[int, int, Drawn]] = []  # a heap: characters, place
     with strict_pillow():
         for _, sample in read_samples(reading):
             if isinstance(sample, DroppedSample):
@@ -224,10 +281,20 @@ def _read(found: Survey, counter: Counter, *, keeps_requests: bool) -> None:
                     _drop(found, sample.id, reason, detail)
                     continue
             _count(found, sample)
-            for fractions, config in configs.items():
-                found.splits[fractions][split_of(config, sample)] += 1
-            _keep(measured, drawn, found.samples, partial(_length, counter, sample, sample.id.startswith(classes)))
-    found.lengths, found.token_ids = measured, counter.seen
+            splits = {fractions: split_of(config, sample) for fractions, config in configs.items()}
+            for fractions, split in splits.items():
+                found.splits[fractions][split] += 1
+            one = partial(Drawn.of, sample, splits, sample.id.startswith(classes))
+            _keep(measured, drawn, found.samples, MEASURED, partial(_counted, counter, one))
+            _keep(found.drawn, rendered, found.samples, RENDERED, one)
+            size = _characters(sample)
+            if len(most) < LONGEST or size > most[0][0]:
+                heapq.heappush(most, (size, -found.samples, one()))
+                if len(most) > LONGEST:
+                    heapq.heappop(most)
+    found.lengths, found.token_ids = [of_request(found, length) for length in measured], counter.seen
+    rendered.shuffle(found.drawn)  # a part of them stands for all too
+    found.most = [one for _, _, one in most]
 
 
 def percentile(values: list[int], share: float) -> int:
@@ -246,18 +313,38 @@ def _count(found: Survey, sample: RawSample) -> None:
     found.with_calls += any(turn.tool_calls for turn in sample.turns)
     found.unanswered += sample.turns[-1].role != "assistant"
     answers = [_reasons(turn) for turn in sample.turns if turn.role == "assistant"]
-    answers = answers[-1:] if sample.opening is not None or sample.learns_last else answers
-    found.learnt += len(answers)
-    found.reasoned += sum(answers)
-    found.thinking += any(answers)
-    found.plain += not all(answers)
+    is_request = sample.opening is not None
+    found.of_last.add(answers[-1:] if is_request or sample.learns_last else answers)
+    found.of_all.add(answers[-1:] if sample.learns_last else answers)
     found.duplicates += sample.draw_id is not None
-    if sample.opening is not None:
-        found.requests += 1
-        found.openings.add(sample.opening)
-        found.continued += sum(turn.role == "assistant" for turn in sample.turns) > 1
+    if is_request:
+        _count_request(found, sample)
     if sample.split is not None:
         found.given.add(sample.split)
+
+
+def _count_request(found: Survey, sample: RawSample) -> None:
+    found.requests += 1
+    before_last = sample.turns[:-1] if sample.turns[-1].role == "assistant" else sample.turns
+    found.asked.add(_asked(before_last))
+    earlier = [place for place, turn in enumerate(before_last) if turn.role == "assistant"]
+    if earlier:
+        found.continued += 1
+        found.earlier_reasoned += sum(_reasons(before_last[place]) for place in earlier)
+        found.last_reasoned += sample.turns[-1].role == "assistant" and _reasons(sample.turns[-1])
+        found.preceding[_asked(before_last[: earlier[-1]])] += 1
+
+
+def _asked(turns: Sequence[Turn]) -> bytes:
+    """A digest of the turns without answers, which clients change before they send them back."""
+    asked = [turn.row() for turn in turns if turn.role != "assistant"]
+    return hashlib.blake2b(json.dumps(asked).encode(), digest_size=16).digest()
+
+
+def _characters(sample: RawSample) -> int:
+    """About how long a sample is, in characters, with TOKENS_OF_IMAGE for each image."""
+    of_turns = sum(len(text) for turn in sample.turns for text in texts(turn))
+    return of_turns + len(str(sample.tools)) + len(sample.images) * TOKENS_OF_IMAGE * BYTES_PER_TOKEN
 
 
 def _reasons(turn: Turn) -> bool:
@@ -281,18 +368,15 @@ def _forms(sources: tuple[Path, ...], columns: Columns | None) -> tuple[str, ...
     return tuple(forms)
 
 
-def _keep(measured: list[Length], drawn: random.Random, count: int, length: Callable[[], Length]) -> None:
-    """Keep a random selection of lengths by reservoir sampling: each of `count` samples is equally likely."""
-    place = len(measured) if len(measured) < MEASURED else drawn.randrange(count)
-    if place < MEASURED:
-        measured[place : place + 1] = [length()]
+def _keep(kept: list[T], drawn: random.Random, count: int, most: int, make: Callable[[], T]) -> None:
+    """Keep a random selection by reservoir sampling: each of `count` samples is equally likely."""
+    place = len(kept) if len(kept) < most else drawn.randrange(count)
+    if place < most:
+        kept[place : place + 1] = [make()]
 
 
-def _length(counter: Counter, sample: RawSample, by_class: bool) -> Length:
-    sizes = [size for image in sample.images if (size := image_size(image)) is not None]
-    if by_class:
-        sample = attrs.evolve(sample, turns=tuple(turn for turn in sample.turns if turn.role != "assistant"))
-    return counter.length(sample, sizes)
+def _counted(counter: Counter, make: Callable[[], Drawn]) -> Length:
+    return counter.length(make())
 
 
 def _drop(found: Survey, sample_id: str, reason: str, detail: str) -> None:
@@ -378,47 +462,83 @@ class OwnRules:
         return self.most()
 
 
-@frozen
-class Length:
-    """The size of a sample in tokens of text, with the sizes of its images.
+@frozen(kw_only=True)
+class Drawn:
+    """A sample without its images, of which there are the sizes that can be read, and the split for each of FRACTIONS.
 
-    before: tokens before the last answer. last: those of the last answer; 0 if the last turn is the user's. answers:
-    those of every answer. calls: those of the answers that call tools. is_request: of a server's log, of which only the
-    last answer is learnt.
+    is_prompt: whether it is asked without an answer, as images by class are.
     """
 
-    before: int
-    last: int
+    sample: RawSample
+    num_images: int
+    sizes: tuple[Size, ...]
+    splits: Mapping[tuple[float, float], str]
+    is_prompt: bool
+
+    @classmethod
+    def of(cls, sample: RawSample, splits: Mapping[tuple[float, float], str], by_class: bool) -> Drawn:
+        turns = sample.turns
+        if by_class:
+            turns = tuple(turn for turn in turns if turn.role != "assistant")
+        return cls(
+            sample=evolve(sample, turns=turns, images=()),
+            num_images=len(sample.images),
+            sizes=tuple(size for image in sample.images if (size := image_size(image)) is not None),
+            splits=splits,
+            is_prompt=turns[-1].role != "assistant",
+        )
+
+
+@frozen(kw_only=True)
+class Length:
+    """The size of a conversation in tokens.
+
+    prompts: the last prompt of each of its samples, samples: each whole; both without an answer that is not there yet.
+    answers: those of every answer that is learnt, with its end token. calls: those of the answers that call tools.
+    images: the sizes of all. splits: for each of FRACTIONS.
+    """
+
+    prompts: tuple[Part, ...]
+    samples: tuple[Part, ...]
     answers: tuple[int, ...]
+    calls: tuple[int, ...]
     images: tuple[Size, ...]
-    calls: tuple[int, ...] = ()
+    splits: Mapping[tuple[float, float], str]
+    is_prompt: bool = False
     is_request: bool = False
+    learns_last: bool = False
+
+    def of_parts(self, parts: Sequence[Part], rules: PixelRules | OwnRules) -> list[int]:
+        """The number of tokens of each part, with its images."""
+        images = [rules.tokens(size) for size in self.images]
+        return [tokens + sum(images[:count]) for tokens, count in parts]
 
     def prompt(self, rules: PixelRules | OwnRules) -> int:
-        """The number of tokens of the last prompt, including images."""
-        return self.before + sum(map(rules.tokens, self.images))
+        """The number of tokens of the longest prompt, including images."""
+        return max(self.of_parts(self.prompts, rules))
 
     def regenerated_prompt(self, rules: PixelRules | OwnRules, max_answer: int) -> int:
-        """The tokens of the last prompt if the target answers each earlier turn with max_answer tokens; those of a
-        request stay.
+        """The tokens of the longest prompt if the target answers each earlier turn with max_answer tokens; where only
+        the last answer is learnt, the earlier ones stay.
         """
-        if self.is_request:
+        if self.learns_last:
             return self.prompt(rules)
-        earlier = self.answers[:-1] if self.last else self.answers
-        return self.prompt(rules) + sum(max(max_answer + TURN_TOKENS - tokens, 0) for tokens in earlier)
+        earlier = self.answers if self.is_prompt else self.answers[:-1]
+        return self.prompt(rules) + sum(max(max_answer + 1 - tokens, 0) for tokens in earlier)
 
     def whole(self, rules: PixelRules | OwnRules) -> int:
-        return self.prompt(rules) + self.last
+        """The number of tokens of all samples, including images."""
+        return sum(self.of_parts(self.samples, rules))
 
     @property
     def learnt(self) -> int:
-        """The number of tokens in the loss mask: every answer, or of a request only the last, with its end token."""
-        return sum(map(learnt_tokens, (self.last,) if self.is_request else self.answers))
+        """The number of tokens in the loss mask."""
+        return sum(self.answers[-1:] if self.learns_last else self.answers)
 
 
-def learnt_tokens(answer: int) -> int:
-    """The tokens of an answer that the loss mask has: its end token, and nothing else of what the template adds."""
-    return answer - TURN_TOKENS + 1
+def of_request(found: Survey, length: Length) -> Length:
+    """The length of a sample, with what a survey of all decides of requests."""
+    return evolve(length, learns_last=length.learns_last or (length.is_request and found.learns_last))
 
 
 @frozen
@@ -446,15 +566,25 @@ class Counter:
         seen: set[int] = set()
         return cls(tokenizer_count(target.tokenizer, seen), exact=True, rules=rules, seen=seen)
 
-    def length(self, sample: RawSample, sizes: Sequence[Size]) -> Length:
-        """Count the tokens of a sample's prompt and answers. sizes: of the sample's readable images."""
-        of_turns = [TURN_TOKENS + sum(map(self.of_text, texts(turn))) for turn in sample.turns]
-        of_turns[0] += sum(self.of_text(json.dumps(tool)) for tool in sample.tools)
-        answers = [tokens for tokens, turn in zip(of_turns, sample.turns, strict=True) if turn.role == "assistant"]
-        calls = [tokens for tokens, turn in zip(of_turns, sample.turns, strict=True) if turn.tool_calls]
-        last = of_turns[-1] if sample.turns[-1].role == "assistant" else 0
-        is_request = sample.opening is not None
-        return Length(sum(of_turns) - last, last, tuple(answers), tuple(sizes), tuple(calls), is_request)
+    def length(self, drawn: Drawn) -> Length:
+        """Count the tokens of a sample's prompt and answers, as one text."""
+        turns = drawn.sample.turns
+        of_turns = [TURN_TOKENS + sum(map(self.of_text, texts(turn))) for turn in turns]
+        of_turns[0] += sum(self.of_text(json.dumps(tool)) for tool in drawn.sample.tools)
+        learnt = [tokens - TURN_TOKENS + 1 for tokens in of_turns]  # with the end token
+        last = 0 if drawn.is_prompt else of_turns[-1]
+        images = len(drawn.sizes)
+        return Length(
+            prompts=((sum(of_turns) - last, images),),
+            samples=((sum(of_turns), images),),
+            answers=tuple(tokens for tokens, turn in zip(learnt, turns, strict=True) if turn.role == "assistant"),
+            calls=tuple(tokens for tokens, turn in zip(learnt, turns, strict=True) if turn.tool_calls),
+            images=drawn.sizes,
+            splits=drawn.splits,
+            is_prompt=drawn.is_prompt,
+            is_request=drawn.sample.opening is not None,
+            learns_last=drawn.sample.learns_last,
+        )
 
 
 def estimated(text: str) -> int:

@@ -29,6 +29,8 @@ ALGORITHMS = {
     "lilicorr": "known to SGLang; a dearer step (a transformer over candidates), a teacher",
 }
 ANSWERS_AGAIN = "later requests of a log have the earlier answers again, and each is learnt once"
+WITHOUT_REASONING = "earlier answers came back without the reasoning that last ones have, so only these are learnt"
+WHOLE = 'most conversations are in the log by their last request only, so all answers are learnt; "last": one of each'
 SAID_BY_EXAMPLE = (OUTSIDE, REMOTE)
 WITHOUT = "blocks through this target's cache do not give what single tokens give"
 RECOMMENDED = "dflash"
@@ -77,6 +79,7 @@ def summary(found: Survey, target: Target | None, advice: Advice, *, comment: bo
     mark = "# " if comment else ""
     lines = [
         *_about_data(found),
+        *_about_requests(found),
         *_about_lengths(found, advice),
         *_about_reasoning(found, target),
         *_about_tools(found),
@@ -147,21 +150,39 @@ def _sizes(found: Survey) -> str:
 
 
 def _about_lengths(found: Survey, advice: Advice) -> list[str]:
-    wholes = [length.whole(advice.rules) for length in found.lengths]
+    rules = advice.rules
+    samples = [tokens for length in found.lengths for tokens in length.of_parts(length.samples, rules)]
+    prompts = [length.prompt(rules) for length in found.lengths]
     answers = [tokens for length in found.lengths for tokens in length.answers]
     how = "by the target's tokenizer" if found.exact else "estimated at 4 bytes a token"
+    if found.rendered:
+        how = "as the target's chat template and tokenizer make them"
     pictures = ""
     if found.with_images and isinstance(found.rules, OwnRules):
         pictures = f"; images are estimated, each as one of {' x '.join(f'{side:,}' for side in LARGE)} pixels"
     elif found.with_images and found.exact:
         pictures = ", images as they are resized for it"
-    lines = [
-        f"tokens of a {'sample' if answers else 'prompt'}: median {percentile(wholes, 0.5):,}, "
-        f"95 % {percentile(wholes, 0.95):,}, longest {max(wholes):,} ({how}{pictures}; of {_samples(len(wholes))})"
-    ]
+    of = _samples(len(found.lengths))
+    if len(samples) > len(found.lengths):
+        of = f"{len(samples):,} samples that {len(found.lengths):,} conversations make"
+    lines = [f"tokens of a {'sample' if answers else 'prompt'}: {_spread(samples)} ({how}{pictures}; of {of})"]
     if answers:
-        lengths = f"median {percentile(answers, 0.5):,}, 95 % {percentile(answers, 0.95):,}, longest {max(answers):,}"
-        lines.append(f"tokens of an answer: {lengths}")
+        lines += [f"tokens of a prompt: {_spread(prompts)}", f"tokens of an answer: {_spread(answers)}"]
+    if found.longest:
+        most = max(length.prompt(rules) for length in found.longest)
+        lines.append(
+            f"tokens of a prompt: up to {most:,} of the {_samples(len(found.longest))} with the most text of all, "
+            "which count for limits only"
+        )
+    if found.unfit:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in found.unfit.most_common())
+        example = found.examples[found.unfit.most_common(1)[0][0]]
+        lines.append(
+            f'chat template: it does not fit {_samples(found.unfit.total())} of those examined, which answers = "data" '
+            f"drops: {reasons}, such as {example}"
+        )
+    if found.unrendered:
+        lines.append(f"chat template: not used to count tokens, so that what it adds is estimated: {found.unrendered}")
     if unanswered := found.unanswered - found.asked_again:
         lines.append(
             f"answers: {_samples(unanswered)} end{'s' * (unanswered == 1)} with the user's turn; "
@@ -172,6 +193,26 @@ def _about_lengths(found: Survey, advice: Advice) -> list[str]:
     length = "as long as the data's" if answers else "half as long as max_new_tokens"
     lines.append(f"tokens in total: about {advice.tokens:,}, if the target's answers are {length}")
     return lines
+
+
+def _spread(values: list[int]) -> str:
+    return f"median {percentile(values, 0.5):,}, 95 % {percentile(values, 0.95):,}, longest {max(values):,}"
+
+
+def _about_requests(found: Survey) -> list[str]:
+    """A line on which answers of a log are learnt; none for a log without earlier answers."""
+    if not found.continued:
+        return []
+    about = (
+        f"requests: {found.continued:,} of {found.requests:,} have earlier answers, and of {found.preceded:,} of them "
+        "the log has the request before"
+    )
+    chosen = f'so learnt_in_requests = "last": {_why_last(found)}' if found.learns_last else WHOLE
+    return [f"{about}; {chosen}"]
+
+
+def _why_last(found: Survey) -> str:
+    return WITHOUT_REASONING if found.lost_reasoning else ANSWERS_AGAIN
 
 
 def _ingest(sources: list[str], found: Survey, advice: Advice) -> list[str]:
@@ -187,8 +228,10 @@ def _ingest(sources: list[str], found: Survey, advice: Advice) -> list[str]:
         )
     if found.unanswered:
         lines.append("require_answers = false           # prompts suffice: regenerate answers them")
-    if found.has_answers_again:
-        lines.append(_noted('learnt_in_requests = "last"', ANSWERS_AGAIN))
+    if found.learns_last:
+        lines.append(_noted('learnt_in_requests = "last"', _why_last(found)))
+    elif found.continued:
+        lines.append(_noted('# learnt_in_requests = "last"', WHOLE))
     if found.duplicates:
         lines.append(f'duplicate_ids = "number"          # {found.duplicates:,} ids have more than one sample')
     if found.image_root is not None:
@@ -281,7 +324,7 @@ def _tokenize(found: Survey, target: Target | None, advice: Advice, sees: bool) 
 def _about_tokens(found: Survey) -> str:
     """What is said of expected_tokens, which counts a conversation as one sample."""
     counted = "for dflow plan, until they are counted"
-    if all(len(length.answers) < 2 for length in found.lengths):
+    if found.rendered or all(len(length.answers) < 2 for length in found.lengths):
         return counted
     return f"{counted}; each conversation counts once: more if the chat template changes its history"
 
@@ -423,41 +466,44 @@ def _dtype(field: str, dtype: str) -> list[str]:
     return [] if dtype == FLOAT32 else [f'{field} = "{dtype}"']
 
 
-def _thinking(found: Survey, target: Target | None) -> list[str]:
-    """The lines that set enable_thinking, by whether the data has reasoning; none if the target cannot think."""
+def enable_thinking(found: Survey, target: Target | None) -> bool | None:
+    """The value of enable_thinking: whether half of the learnt answers, or more, have reasoning; None if the target
+    cannot think.
+    """
     if target is None or not target.thinks:
+        return None
+    return found.answers.reasoned > 0 and found.answers.learnt <= 2 * found.answers.reasoned
+
+
+def _thinking(found: Survey, target: Target | None) -> list[str]:
+    """The lines that set enable_thinking; none if the target cannot think."""
+    chosen = enable_thinking(found, target)
+    if chosen is None:
         return []
-    if not found.reasoned:
-        return [
-            _noted("enable_thinking = false", "no answer of the data has reasoning; true for others, in both nodes")
-        ]
-    share = f"{_with_reasoning(found)} have reasoning"
-    why = f"a guess, {share}: as your server runs it, the same in both nodes"
-    return [_noted(f"enable_thinking = {_wants_reasoning(found)}", why)]
-
-
-def _wants_reasoning(found: Survey) -> str:
-    """true if half of the learnt answers, or more, have reasoning; else false."""
-    return "true" if found.learnt <= 2 * found.reasoned else "false"
+    why = f"a guess, {_with_reasoning(found)} have reasoning: as your server runs it, the same in both nodes"
+    if not found.answers.reasoned:
+        why = "no answer of the data has reasoning; true for others, in both nodes"
+    return [_noted(f"enable_thinking = {json.dumps(chosen)}", why)]
 
 
 def _with_reasoning(found: Survey) -> str:
-    return f"{found.reasoned:,} of {found.learnt:,} learnt answers"
+    return f"{found.answers.reasoned:,} of {found.answers.learnt:,} learnt answers"
 
 
 def _about_reasoning(found: Survey, target: Target | None) -> list[str]:
-    if not found.reasoned:
+    if not found.answers.reasoned:
         return []
     about = f"reasoning: {_with_reasoning(found)} have some"
     if target is None:
         return [f"{about}; set enable_thinking in regenerate and tokenize if the target's chat template reads it"]
     if not target.thinks:
         return [f"{about}; the target's chat template does not read enable_thinking, which shows or hides it"]
+    chosen, answers = json.dumps(enable_thinking(found, target)), found.answers
     return [
-        f"{about}; does your server think? enable_thinking = {_wants_reasoning(found)} is a guess by that share, in "
-        f'regenerate and tokenize. It matters with answers = "data": false drops the {_samples(found.thinking)} with '
-        f"reasoning; with true, the {_samples(found.plain)} with an answer without any learn an empty thought, or are "
-        "dropped, as the chat template begins answers"
+        f"{about}; does your server think? enable_thinking = {chosen} is a guess by that share, in "
+        f'regenerate and tokenize. It matters with answers = "data": false drops the {_samples(answers.thinking)} with '
+        f"reasoning; with true, the {_samples(answers.plain)} with an answer without any learn an empty thought, or "
+        "are dropped, as the chat template begins answers"
     ]
 
 
@@ -467,7 +513,7 @@ def _tools(found: Survey) -> list[str]:
     """
     if not found.with_tools:
         return []
-    engine = _installed_engine()
+    engine = tools_as(found)
     if engine is None:
         newest = f'# tools_as = "sglang-{VERSIONS[-1]}"'
         return [_noted(newest, "the engine that will serve, which shows tools in its own form; the same in both nodes")]
@@ -477,17 +523,17 @@ def _tools(found: Survey) -> list[str]:
 def _about_tools(found: Survey) -> list[str]:
     if not found.with_tools:
         return []
-    engine = _installed_engine()
+    engine = tools_as(found)
     about = "tools: each engine shows them in a form of its own"
     if engine:
         return [f'{about}, so tools_as = "{engine}"']
     return [f"{about}: take in tools_as in regenerate and tokenize, for the engine that will serve"]
 
 
-def _installed_engine() -> str | None:
-    """The installed SGLang, as tools_as names it; None without a supported one."""
+def tools_as(found: Survey) -> str | None:
+    """The value of tools_as: the installed SGLang, where the data has tools; None without a supported one."""
     version = installed_version()
-    return f"sglang-{version}" if version in VERSIONS else None
+    return f"sglang-{version}" if found.with_tools and version in VERSIONS else None
 
 
 def _pixels(advice: Advice, target: Target | None, sees: bool) -> list[str]:

@@ -156,7 +156,7 @@ def _levels(
         found = level.to_json()
         if plain is not None:
             other = _level(plain, prompts, concurrency, settings)
-            found |= {"plain": other.to_json(), **_speedup(level, other)}
+            found |= {"plain": other.to_json(), **speedup(level, other)}
         show(level_line(found))
         yield found
 
@@ -200,7 +200,7 @@ def _request(endpoint: Endpoint, prompt: ChatPrompt, settings: LoadSettings) -> 
     return Request(time.perf_counter() - started, first, answer)
 
 
-def _speedup(level: Level, plain: Level) -> dict[str, float | None]:
+def speedup(level: Level, plain: Level) -> dict[str, float | None]:
     """How many times as fast a server is as a plain one, with an interval; None where a request of either failed, since
     the other one then had more to do.
     """

@@ -45,7 +45,7 @@ def test_lengths_are_counted_with_the_targets_tokenizer(project: Path, capsys: p
     said = capsys.readouterr().out
     assert "data: 200 samples (json), 0 with images, 200 text only" in said
     assert "tokens of a sample: median 308, 95 % 308, longest 308 (by the target's tokenizer; of 200 samples)" in said
-    assert "tokens of an answer: median 300, 95 % 300, longest 300" in said
+    assert "tokens of an answer: median 296, 95 % 296, longest 296" in said
     assert "features: stored; 61,600 tokens x 645 bytes (5 layers of 32, 4 bytes each) = 40 MB" in said
     assert ("chat.jsonl", 61_600) == (made["ingest"]["source"], made["tokenize"]["expected_tokens"])
     assert (640, 256, 896) == (
@@ -85,7 +85,7 @@ def test_several_sources_are_surveyed_as_one_and_become_the_list_of_ingest(
     said = capsys.readouterr().out
     pictures = len([*(project / "photos").rglob("*.png")])
     assert f"data: {300 + pictures} samples (json, image-folder), {pictures} with images, 300 text only" in said
-    assert "tokens of an answer: median 9, 95 % 9, longest 9" in said  # names of classes do not count
+    assert "tokens of an answer: median 5, 95 % 5, longest 5" in said  # names of classes do not count
     ingest = nodes(project / "pipeline.toml")["ingest"]
     assert ["chat.jsonl", "more.jsonl", "photos"] == ingest["source"]
     assert not ingest["require_answers"] and "question" in ingest
@@ -499,10 +499,42 @@ def test_a_log_of_an_agent_is_learnt_by_its_last_answers_and_keeps_its_calls(
     assert 0 == main(["init", "chat.jsonl", "log.jsonl", "--target", target, "--force"])
     assert "last" == nodes(project / "pipeline.toml")["ingest"]["learnt_in_requests"]
     assert "drawn by hash of the id, of requests of the conversation" in (project / "pipeline.toml").read_text()
-    whole = [row for place, row in enumerate(rows) if place % 2]  # only the last request of each conversation
-    (project / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in whole))
-    assert 0 == main(["init", "log.jsonl", "--target", target, "--force"])
-    assert "learnt_in_requests" not in nodes(project / "pipeline.toml")["ingest"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("each", 'so learnt_in_requests = "last": later requests of a log have the earlier answers again'),
+        ("last", "most conversations are in the log by their last request only, so all answers are learnt"),
+        ("last, of the same question", "most conversations are in the log by their last request only, so all answers"),
+        ("last, without earlier reasoning", "earlier answers came back without the reasoning that last ones have"),
+    ],
+)
+def test_what_is_learnt_of_requests_follows_from_whether_the_log_has_those_before(
+    project: Path, capsys: pytest.CaptureFixture[str], kind: str, told: str
+) -> None:
+    rows = []
+    for place in range(40):
+        question = "Well?" if "same" in kind else f"Question {place}"
+        first, second = {"role": "user", "content": question}, {"role": "user", "content": f"Then {place}?"}
+        own = {"role": "assistant", "content": f"First {place}."}
+        said = {"content": "word " * 30} | ({"reasoning_content": "Hm."} if "reasoning" in kind else {})
+        asked = ([first], own), ([first, own, second], said)
+        for messages, message in asked if kind == "each" else asked[1:]:
+            response = {"choices": [{"message": message, "finish_reason": "stop"}]}
+            rows.append({"request": {"messages": messages}, "response": response})
+    (project / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert 0 == main(["init", "log.jsonl"])
+    said = " ".join(capsys.readouterr().out.split())
+    before = 40 if kind == "each" else 0
+    assert f"requests: 40 of {len(rows)} have earlier answers, and of {before} of them the log has the request" in said
+    assert told in said
+    text = (project / "pipeline.toml").read_text()
+    is_last = kind in ("each", "last, without earlier reasoning")
+    assert (is_last, not is_last) == (
+        '\nlearnt_in_requests = "last"' in text,
+        '\n# learnt_in_requests = "last"' in text,
+    )
 
 
 def logged(reasons: list[str], answer: str = "word " * 40) -> str:
@@ -537,7 +569,8 @@ def test_many_requests_without_a_usable_answer_are_prompts_and_a_warning(
     said = " ".join(capsys.readouterr().out.split())
     reasons = "9 the answer was cut at its limit, 1 the request failed"
     assert (
-        f"warning: 10 of 40 requests have no usable answer ({reasons}): with require_answers = false they are" in said
+        f"warning: 10 of 40 requests have no usable answer ({reasons}): they are kept as prompts (require_answers = "
+        "false is written), which the target answers; " in said
     )
     assert "user's turn" not in said
     assert not tomli.loads((project / "pipeline.toml").read_text())["node"]["ingest"]["require_answers"]

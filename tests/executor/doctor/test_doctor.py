@@ -62,7 +62,7 @@ def test_the_probes_of_a_doctor_that_is_killed_end_with_it():
                 wait_for(lambda pid=probe: "/torch/" in Path(f"/proc/{pid}/maps").read_text() or not is_alive(pid))
                 os.kill(probe, signal.SIGSTOP)  # so that none ends by itself
             doctor_process.kill()
-            wait_for(lambda: not any(map(is_alive, probes)), 20)
+            wait_for(lambda: not any(map(is_alive, probes)))
         finally:
             doctor_process.kill()
             for probe in filter(is_alive, probes):
@@ -240,7 +240,9 @@ def test_the_state_of_mlflows_database_is_told_without_loading_mlflow(tmp_path: 
     assert "not an MLflow database" in broken.what
 
 
-def test_a_tracking_server_is_asked(tmp_path: Path) -> None:
+def test_a_tracking_server_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor.doctor.store.ANSWER_S", 120.0)
+
     class Health(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200 if self.path == "/health" else 404)

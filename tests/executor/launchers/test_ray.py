@@ -56,15 +56,13 @@ def actor_of(rank: int) -> psutil.Process:
     return next(each for each in psutil.Process(rank).parents() if each.name().startswith("ray::"))
 
 
-def all_gone(pids: list[int]) -> float:
-    """Seconds until none of the processes runs any more."""
-    started = time.monotonic()
-    wait_for(lambda: not any(map(is_alive, pids)), 60)
-    return time.monotonic() - started
+def all_gone(pids: list[int]) -> None:
+    """Wait until none of the processes runs any more."""
+    wait_for(lambda: not any(map(is_alive, pids)))
 
 
 def finished(run: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, errors = run.communicate(timeout=180)
+    out, errors = run.communicate(timeout=300)
     return run.returncode, out, errors
 
 
@@ -308,10 +306,10 @@ def test_a_stage_that_waits_for_room_says_what_is_free_and_what_it_needs(cluster
 def test_the_ranks_see_the_gpus_that_the_cluster_gives_them_and_a_timeout_counts_from_then(tmp_path):
     with simulated_cluster(2, gpus=2) as cluster:
         ray = OnRay(hosts_toy(tmp_path, "wait"), cluster)
-        one_each = ("-s", "r.launch.device=auto", "-s", "r.launch.gpus=1", "-s", "r.launch.timeout=12")
+        one_each = ("-s", "r.launch.device=auto", "-s", "r.launch.gpus=1", "-s", "r.launch.timeout=40")
         result = ray.run("run", str(ray.toy.file), "-s", "r.how=wait", *one_each)
         assert result.returncode == 1
-        assert "r failed: " in result.stderr and "12 s" in result.stderr, result.stderr
+        assert "r failed: " in result.stderr and "40 s" in result.stderr, result.stderr
         all_gone(ray.pids())
         record = next(ray.toy.store.glob("records/*"))
         seen = [(record / name).read_text() for name in ("r.log", "r.host-1.log")]

@@ -79,7 +79,7 @@ def test_where_the_log_cannot_be_written_the_stage_learns_of_it_and_nothing_hang
                 learned.set()
 
     threading.Thread(target=print_for_ever, daemon=True).start()
-    assert learned.wait(30)
+    assert learned.wait(120)
     copy.close()
     assert copy.error is not None
     assert os.strerror(copy.error.errno) == "No space left on device"

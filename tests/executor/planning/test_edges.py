@@ -214,11 +214,11 @@ ROWS = {
         ("tokenize.enable_thinking", "generated with false, and this node has null: give .* the same enable_thinking"),
     ),
     "answers shorter than those that are kept": (
-        ["regenerate.max_new_tokens=16"],
+        ["regenerate.max_new_tokens=16", "tokenize.train_on=last"],
         ("tokenize.min_loss_tokens", "at most 16 tokens .* samples with fewer than 32 are dropped: lower min_loss_tok"),
     ),
     "answers that are cut below those that are kept": (
-        ["regenerate.max_answer_tokens=64", "tokenize.min_loss_tokens=65"],
+        ["regenerate.max_answer_tokens=64", "tokenize.min_loss_tokens=65", "tokenize.train_on=last"],
         ("tokenize.min_loss_tokens", "at most 64 tokens .* samples with fewer than 65 are dropped"),
     ),
     "answers of another target": (
@@ -321,6 +321,19 @@ def test_a_plan_refuses(made, capsys, name):
     print("\n".join(found))
     for field, sentence in expected:
         assert [line for line in found if re.match(rf"node\.{re.escape(field)}: .*{sentence}", line)], found
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["tokenize.train_on=last", "regenerate.history=data"],
+        ["tokenize.train_on=last", 'regenerate.splits=["val"]'],
+    ],
+    ids=["all answers of a conversation", "a sample for each answer", "answers of the data"],
+)
+def test_short_answers_that_may_count_together_are_planned(made, capsys, overrides):
+    assert [] == refused(made, capsys, "regenerate.max_new_tokens=16", *overrides)
 
 
 @pytest.mark.parametrize("number", [0, 2, 400])

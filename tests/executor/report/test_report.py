@@ -110,7 +110,7 @@ def test_a_failed_run_says_what_failed_and_why_and_what_never_ran(tmp_path: Path
 
 def test_a_run_that_goes_on_and_then_is_killed_is_told_as_far_as_it_came(tmp_path: Path) -> None:
     toy = Toy(tmp_path)
-    process = toy.start("run", str(toy.file), "-s", "d.steps=600", "-s", "d.seconds=0.1")
+    process = toy.start("run", str(toy.file), "-s", "d.steps=6000", "-s", "d.seconds=0.1")
     wait_for(lambda: (toy.store / "records").exists() and len(toy.steps()) > 2)
     page = report(toy)
     assert "the run is still running" in page.text("runs")

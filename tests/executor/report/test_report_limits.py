@@ -26,8 +26,9 @@ NAN = float("nan")
 @pytest.mark.parametrize(
     ("times", "why"),
     [
-        ({"TIME_S": 3.0}, "it took longer than 3 s"),
-        ({"TOTAL_S": 5.0}, "all ops together took longer than 5 s"),
+        # Long enough for a process that starts, or shows the first node, while the machine stands still.
+        ({"TIME_S": 12.0, "TOTAL_S": 600.0}, "it took longer than 12 s"),
+        ({"TIME_S": 600.0, "TOTAL_S": 20.0}, "all ops together took longer than 20 s"),
     ],
 )
 def test_an_op_that_takes_too_long_ends_with_all_that_it_started_and_the_page_is_written(
@@ -42,7 +43,7 @@ def test_an_op_that_takes_too_long_ends_with_all_that_it_started_and_the_page_is
     assert f"filter The sections of op keep are missing here: {why}" in found.text("artifacts")
     assert ["<p>page of 10</p>"] == found.frames
     child = int((toy.store / "child").read_text())
-    wait_for(lambda: not is_alive(child), 30)
+    wait_for(lambda: not is_alive(child))
 
 
 def test_a_report_is_written_before_whoever_sends_it_to_mlflow_gives_up() -> None:

@@ -67,12 +67,18 @@ def test_other_errors_are_not_tried_again(tmp_path):
 
 
 def test_other_nodes_run_while_one_waits_for_its_retry(tmp_path):
-    slow = "launch = { retry_wait = 2.0 }\n"  # both take the whole machine
-    toy = side(tmp_path, flaky("a", 1, launch=slow) + flaky("b", 0, launch=slow))
-    result = toy.dflow("run", str(toy.file))
-    assert result.returncode == 0
-    ended = [line.partition(":")[0] for line in result.stdout.splitlines() if ": done in" in line]
-    assert ended == ["b", "a"]
+    late = "launch = { retry_wait = 3600.0 }\n"  # both take the whole machine
+    toy = side(tmp_path, flaky("a", 1, launch=late) + flaky("b", 0, launch=late))
+    process = toy.start("run", str(toy.file))
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith("b: done in"):
+            break
+    process.terminate()
+    process.communicate(timeout=300)
+    assert any("a: TransientError: the server is busy; retry 1 of 2 in 3600 s" in line for line in said), said
+    assert ["pending", "done"] == [toy.state()["nodes"][name]["state"] for name in "ab"]
 
 
 def test_an_attempt_that_takes_too_long_is_stopped_and_told_what_to_do(tmp_path):

@@ -51,9 +51,21 @@ DOES = {
         second = Path("second")
         if not second.exists():
             second.touch()
-            time.sleep(60)
+            time.sleep(600)
 """.strip(),
 }
+
+# The clock of attempts goes on by two hours once the slow op has begun.
+JUMPS = """
+import time, types
+from pathlib import Path
+import executor.scheduler.attempt
+
+def clock():
+    return time.monotonic() + 7200 * Path("second").exists()
+
+executor.scheduler.attempt.time = types.SimpleNamespace(time=time.time, monotonic=clock)
+"""
 
 
 def odd(tmp_path, what, retries=0, timeout=0.0):
@@ -108,14 +120,15 @@ executor.scheduler.attempt.Attempt._result = begun
 
 
 def test_an_attempt_that_took_too_long_is_tried_again_where_the_op_declares_timeouts(tmp_path):
-    toy = odd(tmp_path, "slow", retries=1, timeout=1.0)
+    toy = odd(tmp_path, "slow", retries=1, timeout=3600.0)
     source = toy.folder / "toy.py"
     seconds = 'help="how long it takes")\n    output = Text\n'
     declared = source.read_text().replace(seconds, f'{seconds}    transient = ("TimeoutError",)\n', 1)
     source.write_text(declared)
-    result = toy.dflow("run", str(toy.file))
-    assert result.returncode == 0, result.stderr
-    assert "took longer than launch.timeout = 1 s; retry 1 of 1 in 0 s" in result.stdout
+    process = toy.start("run", str(toy.file), program=JUMPS + UNTRACKED)
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert "took longer than launch.timeout = 3600 s; retry 1 of 1 in 0 s" in out
 
 
 def test_a_resumed_run_tells_what_was_done_before_as_such(tmp_path):

@@ -124,9 +124,7 @@ def test_a_second_ctrl_c_kills_all_stages_at_once(tmp_path):
 def test_only_the_loop_reads_and_writes_the_state_of_the_record_and_what_stages_use_becomes_events(tmp_path):
     toy = side(tmp_path, "[machine]\ncpus = 2\n" + meets("a", "b").replace('["a"]', '["a", "go"]'))
     process = toy.start("run", str(toy.file), program=ONLY_THE_LOOP + UNTRACKED.replace(WITHOUT_USAGE, ""))
-    wait_for(
-        lambda: any('"kind":"system"' in file.read_text() for file in toy.store.glob("records/*/events.jsonl")), 40
-    )
+    wait_for(lambda: any('"kind":"system"' in file.read_text() for file in toy.store.glob("records/*/events.jsonl")))
     (tmp_path / "go.here").touch()
     _, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")

@@ -60,6 +60,10 @@ class Asked:
 def asked(config, stage):
     (stage.out_dir / "text.txt").write_text(str(stage.stop_requested()))
 '''
+# However late the executor is asked to stop, its stage's end is known for what it is.
+PATIENT = (
+    f"import executor.launchers.stage_process; executor.launchers.stage_process.STOP_WITHIN_S = 600.0\n{UNTRACKED}"
+)
 # Commits that take for ever, from a point on that they tell by a file.
 SLOW_COMMITS = {
     "hashes": """
@@ -98,7 +102,7 @@ def slow_steps(folder, program=""):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_that_is_sent_to_all_processes_at_once_saves_and_the_run_can_be_resumed(tmp_path, number):
-    toy, process = slow_steps(tmp_path)
+    toy, process = slow_steps(tmp_path, PATIENT)
     for pid in (*stage_pids(toy), process.pid):
         with suppress(ProcessLookupError):  # one that ended with those before it
             os.kill(pid, number if pid == process.pid else signal.SIGTERM)
@@ -112,7 +116,7 @@ def test_a_stop_that_is_sent_to_all_processes_at_once_saves_and_the_run_can_be_r
 
 
 def test_a_stop_that_reaches_the_stage_before_the_executor_is_a_stop(tmp_path):
-    toy, process = slow_steps(tmp_path)
+    toy, process = slow_steps(tmp_path, PATIENT)
     [stage] = stage_pids(toy)
     os.kill(stage, signal.SIGTERM)
     wait_for(lambda: not is_alive(stage))
@@ -139,7 +143,7 @@ def test_ranks_that_are_asked_to_stop_in_their_first_moment_end(tmp_path):
 
 def test_a_stop_that_is_sent_to_all_ranks_too_lets_them_save(tmp_path):
     toy = Toy(tmp_path, TWO_RANKS)
-    process, _ = two_ranks(toy)
+    process, _ = two_ranks(toy, PATIENT)
     for pid in (*stage_pids(toy), process.pid):
         with suppress(ProcessLookupError):  # one that ended with those before it
             os.kill(pid, signal.SIGTERM)

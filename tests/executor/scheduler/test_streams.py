@@ -37,7 +37,12 @@ def shell(toy, line):
     program = {"PROGRAM": UNTRACKED, "PYTHON": sys.executable, "FILE": str(toy.file), "STORE": str(toy.store)}
     line = line.replace("DFLOW", '"$PYTHON" -c "$PROGRAM"')
     return subprocess.run(
-        ["sh", "-c", line], env={**environment(), **program}, cwd=toy.folder, capture_output=True, text=True, timeout=60
+        ["sh", "-c", line],
+        env={**environment(), **program},
+        cwd=toy.folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
 
 
@@ -62,7 +67,7 @@ def test_a_run_whose_terminal_is_closed_stops_and_saves(tmp_path, to):
     errors = tmp_path / "errors.txt"
     pid, terminal = in_terminal(toy, errors, to)
     os.set_blocking(terminal, False)
-    wait_for(lambda: drained(terminal) and len(toy.steps()) > 2, 60)
+    wait_for(lambda: drained(terminal) and len(toy.steps()) > 2)
     os.close(terminal)
     _, status = os.waitpid(pid, 0)
     state = toy.state()

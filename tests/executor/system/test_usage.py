@@ -33,7 +33,7 @@ def test_the_first_look_tells_the_cpu_time_since_the_node_was_seen() -> None:
             busy.kill()
     assert {"memory_usage_megabytes", "cpu_utilization_percentage"} == set(metrics)
     assert metrics["memory_usage_megabytes"] > 1
-    assert 0 < metrics["cpu_utilization_percentage"] < 200
+    assert metrics["cpu_utilization_percentage"] > 0
 
 
 def test_what_a_node_uses_is_that_of_all_processes_below_its_own_and_of_no_other() -> None:

@@ -116,7 +116,9 @@ with (folder / "pids").open("a") as pids:
 
 @pytest.fixture
 def started(monkeypatch, tmp_path):
-    """Starts a publisher whose process runs the rest of the program."""
+    """Starts a publisher whose process runs the rest of the program, and has all the time that it needs."""
+    monkeypatch.setattr(publisher, "SILENT_S", 3600.0)
+    monkeypatch.setattr(publisher, "END_WITHIN_S", 3600.0)
     folder = tmp_path / RUN
     folder.mkdir()
 
@@ -172,8 +174,18 @@ def test_a_report_that_takes_long_is_named_and_waited_for(started, monkeypatch):
 
 def test_a_writer_says_that_only_its_report_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(publisher, "SILENT_S", 0.05)
-    waited = []
-    done = publisher.ReportWriter(tmp_path, tmp_path / "no-run", lambda: waited.append(1)).written()
+    waited, noted, real = [], threading.Event(), publisher.run_module
+
+    def run(*arguments, within_s):
+        assert noted.wait(within_s)
+        return real(*arguments, within_s=within_s)
+
+    def note():
+        waited.append(1)
+        noted.set()
+
+    monkeypatch.setattr(publisher, "run_module", run)
+    done = publisher.ReportWriter(tmp_path, tmp_path / "no-run", note).written()
     assert done.code and waited == [1]
 
 
@@ -267,7 +279,7 @@ def begun(toy, program=""):
 
 
 def points_sent(toy):
-    with closing(sqlite3.connect(f"file:{toy.store / 'mlflow.db'}?mode=ro", uri=True)) as database:
+    with closing(sqlite3.connect(f"file:{toy.store / 'mlflow.db'}?mode=ro", timeout=120, uri=True)) as database:
         [(count,)] = database.execute("SELECT COUNT(*) FROM metrics WHERE key = 'steps/loss'")
     return count
 

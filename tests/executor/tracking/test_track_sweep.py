@@ -83,6 +83,15 @@ def swept_toy(folder):
     return toy
 
 
+def held_toy(folder):
+    """A swept toy whose node `a` takes until the file `end` is there."""
+    toy = swept_toy(folder)
+    ops = toy.folder / "toy.py"
+    until_end = f"while not Path({str(toy.folder / 'end')!r}).exists():\n        time.sleep(0.02)"
+    ops.write_text(ops.read_text().replace("time.sleep(config.seconds)", until_end, 1))
+    return toy
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
     """A sweep of four, and what it printed."""
@@ -93,6 +102,10 @@ def swept(tmp_path_factory):
     record = newest_record(toy)
     send(toy, record)
     return toy, record, result.stdout, calls
+
+
+def events_of(toy):
+    return toy.store.glob("records/*/events.jsonl")
 
 
 def combinations_of(toy, record):
@@ -252,9 +265,9 @@ def test_sending_all_of_it_again_changes_nothing(swept):
 
 
 def test_a_sweep_killed_in_the_middle_goes_on_to_the_same_four_runs(tmp_path):
-    toy = swept_toy(tmp_path)
+    toy = held_toy(tmp_path)
     calls = toy.folder / "calls.txt"
-    first = toy.start("run", str(toy.file), *SWEEPS, "-s", "a.seconds=4")
+    first = toy.start("run", str(toy.file), *SWEEPS)
     wait_for(lambda: calls.exists() and "make" in calls.read_text(), seconds=60)
     first.send_signal(signal.SIGKILL)
     first.communicate()
@@ -266,6 +279,7 @@ def test_a_sweep_killed_in_the_middle_goes_on_to_the_same_four_runs(tmp_path):
     times = killed["times=2, weight=3.0"].data.tags[NOTE]
     left = "b-times_2, judge-times_2-weight_3_0"
     assert times.startswith(f"One combination of run {record.name}; not done in a killed run: {left}. [Report](")
+    (toy.folder / "end").touch()
     resumed = toy.dflow("resume")
     assert resumed.returncode == 0
     assert "results of 4 combinations, by join/weight" in resumed.stdout
@@ -307,9 +321,12 @@ def test_a_combination_that_failed_is_told_and_the_others_are_done(tmp_path):
 
 
 def test_what_a_node_uses_of_the_machine_is_a_system_metric_and_no_figure_of_it(tmp_path):
-    toy = swept_toy(tmp_path)
-    process = toy.start("run", str(toy.file), "-s", "a.seconds=6.0", program=UNTRACKED.replace(WITHOUT_USAGE, ""))
-    out, errors = process.communicate(timeout=120)
+    toy = held_toy(tmp_path)
+    process = toy.start("run", str(toy.file), program=UNTRACKED.replace(WITHOUT_USAGE, ""))
+    used = ("memory_usage_megabytes", "cpu_utilization_percentage")
+    wait_for(lambda: all(name in "".join(map(Path.read_text, events_of(toy))) for name in used))
+    (toy.folder / "end").touch()
+    out, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")
     assert "system/" not in out
     record = newest_record(toy)

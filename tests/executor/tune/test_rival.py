@@ -10,7 +10,7 @@ from dsl.errors import PipelineError
 from executor.tune.decision import Ranked, Result, Rules, decide
 from executor.tune.outcome import MTP, PLAIN, outcome_of
 from executor.tune.rival import Rival
-from executor.tune.tuning import Trials, read_trials
+from executor.tune.trials import Trials, read_trials
 from ops.train_dflash.answers import Answer
 
 TINY = Path(__file__).resolve().parents[3] / "pipelines" / "tiny.toml"

@@ -12,7 +12,8 @@ from dsl.errors import DataError
 from dsl.op import Ref
 from ops.lib.data.files import read_json, read_jsonl
 from ops.shard_sequence.op import ShardSequence
-from ops.shard_sequence.run import plan_steps, shard_sequence
+from ops.shard_sequence.run import shard_sequence
+from ops.shard_sequence.steps import plan_steps
 
 
 @given(

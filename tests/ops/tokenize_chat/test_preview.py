@@ -1,6 +1,7 @@
 """preview.html: what it shows, that data of unknown origin stays text, and that it is the same each time."""
 
 import base64
+import html
 import io
 import re
 from html.parser import HTMLParser
@@ -66,13 +67,19 @@ def test_every_token_is_shown_with_id_position_and_mask(tmp_path, processor_dir)
     assert expected == Page(text).tokens
 
 
-def test_the_prompts_end_is_marked_once_in_its_place(tmp_path, processor_dir):
+@pytest.mark.parametrize("contexts", ["whole", "served"])
+def test_every_answer_is_marked_with_its_number_where_it_begins_and_counted(tmp_path, processor_dir, contexts):
     turns = (("user", "Hm?"), ("assistant", "Yes."), ("user", "So?"), ("assistant", "No."))
-    text, stage = preview(tmp_path, [conversation(*turns)], processor_dir)
+    text, stage = preview(tmp_path, [conversation(*turns)], processor_dir, contexts=contexts)
     sample = TokenReader(stage.artifact(TokenShards)).sample(0)
-    before = text.split('<div class="tokens">')[1].split("<b>")[0]
-    assert sample.prompt_tokens == before.count("<span")
-    assert 1 == text.split('<div class="tokens">')[1].count("<b>")
+    first, second, rest = re.split(r"<b>&?[^<]*</b>", text.split('<div class="tokens">')[1])
+    assert sample.prompt_tokens == (first + second).count("<span")
+    mask = sample.loss_mask.tolist()
+    assert mask.index(True) == first.count("<span") and len(mask) == (first + second + rest).count("<span")
+    assert ["\u25b61", "\u25b62"] == [html.unescape(mark) for mark in re.findall("<b>([^<]*)</b>", text)[1:]]
+    told = f"{len(mask)} tokens, {sum(mask)} learnt in 2 answers"
+    kinds = f" ({sum(mask) - 2} text, 2 end)" if contexts == "served" else ""
+    assert f'<p class="facts">text, {told}{kinds}</p>' in text
 
 
 def test_images_are_small_data_addresses_and_their_tokens_one_span(tmp_path, processor_dir):
@@ -150,7 +157,7 @@ def test_samples_of_every_source_are_shown_in_turn(tmp_path, processor_dir):
     config = {"processor": str(processor_dir), "min_loss_tokens": 1, "preview_samples": 4}
     shown = (run_tokenize(tmp_path, samples, **config).out_dir / "preview.html").read_text("utf-8")
     assert ["log:0", "log:1", "chat:6", "own"] == re.findall("<h2>(.*?)</h2>", shown)
-    assert "<h1>4 of the samples to train on" in shown and "call</span>." not in shown
+    assert "<h1>4 of 9 samples to train on" in shown and "call</span>." not in shown
 
 
 def test_reasoning_and_calls_have_colours_and_a_legend_where_kinds_are_known(tmp_path, processor_dir):
@@ -165,5 +172,7 @@ def test_reasoning_and_calls_have_colours_and_a_legend_where_kinds_are_known(tmp
     page.write(tmp_path / "preview.html")
     text = (tmp_path / "preview.html").read_text("utf-8")
     assert '<span class="call">call</span>.' in text
+    for kind in ("reasoning", "call"):  # every second token has a colour of its kind too, not that of other learnt ones
+        assert f".tokens span.{kind}:nth-of-type(even) {{ background: var(--{kind}-other); }}" in text
     found = [(kind, title.partition(",")[0]) for _, kind, title in Page(text).tokens][-len(ids) :]
     assert [("l reasoning", "reasoning"), ("l", "text"), ("l call", "call"), ("l", "end")] == found[:4]

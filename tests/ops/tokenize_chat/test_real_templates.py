@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -63,6 +65,7 @@ BUT_NOT = {"<|end|>": ("<|return|>",), "<|user|>": ("<|im_end|>", "<|end|>", "</
 MARKUP = re.compile(r"<[^<>\s'\"{}]{2,40}>|\[/?[A-Z_]+\]|\[e~\[|\]~b\]|\]~!b\[")
 TEXTS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 INSIDE = ("<|end|>", "<SPECIAL_12>", "</s>", "<|message_sep|>")  # of ENDS, what stands inside answers too
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "chat_templates.md"
 RESULTS = ("result: clear sky", "result: wet")
 
 
@@ -170,17 +173,35 @@ def for_harmony(message, template):
     return message
 
 
+def of_docs() -> dict[tuple[str, bool | None], list[int]]:
+    """The table of docs/chat_templates.md, 0 for a reason; empty where another trl is installed than it was made of."""
+    text = DOCS.read_text("utf-8")
+    if find_spec("trl") is not None and f"of trl {version('trl')} " not in text:
+        return {}
+    cells = [re.split(r" ?\| ?", row)[1:-1] for row in text.splitlines() if row.startswith("| ")]
+    return {
+        (name, json.loads(thinking or "null")): [int(each) if each.isdigit() else 0 for each in found]
+        for name, thinking, *found in cells[2:]
+    }
+
+
+IN_DOCS = of_docs()
+
+
 @pytest.mark.parametrize(("name", "thinking"), CASES)
 def test_every_sample_is_learnt_as_served_or_dropped_by_name(base, name, thinking):
     text = FOUND[name]
     encoder = ChatEncoder(real_processor(base, text), thinking)
     decode, ends = encoder.processor.tokenizer.decode, encoder.eos_texts
+    made = []  # as in the docs: how many samples, or 0 for a conversation that is dropped
     for sample, messages in SAMPLES.items():
         try:
             contexts = learnt(encoder, sample)
         except Unusable as dropped:
             assert dropped.reason and dropped.detail
+            made.append(0)
             continue
+        made.append(len(contexts))
         answers = [message for message in messages if message["role"] == "assistant"]
         runs = [run for context in contexts for run in context]
         wanted = [pair_of_ids(encoder, *pair) for pair in expected(encoder, text, sample, thinking)]
@@ -200,6 +221,7 @@ def test_every_sample_is_learnt_as_served_or_dropped_by_name(base, name, thinkin
         if encoder.habits.reasoning is not None:
             reasons = [message.get("reasoning_content", "") for message in answers]
             assert all(reason in shown for reason, shown in zip(reasons, texts, strict=True))
+    assert IN_DOCS.get((name, thinking), made) == made
 
 
 @pytest.mark.skipif("qwen3" not in FOUND, reason="not among them")

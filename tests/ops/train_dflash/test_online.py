@@ -251,7 +251,7 @@ def test_no_more_than_the_buffer_is_captured_ahead_of_the_training(online, tmp_p
     with Prefetch(stream.steps(inputs.steps[:6], 0), config.buffer_batches) as prepared:
         for taken in range(4):
             ahead = sum(sizes[: taken + buffer_batches + 1])
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while capture.samples < ahead and time.monotonic() < deadline:
                 time.sleep(0.01)
             time.sleep(0.1)
@@ -274,7 +274,7 @@ def test_no_more_than_the_buffer_is_requested_of_a_pool_ahead_of_the_training(on
     stream = set_up(config, stage, inputs, ask, ahead=buffer_batches - 1).train
     with Prefetch(stream.steps(inputs.steps[:6], 0), stream.ready(buffer_batches)) as prepared:
         for taken in range(4):
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while len(asked) < taken + buffer_batches + 1 and time.monotonic() < deadline:
                 time.sleep(0.01)
             time.sleep(0.1)

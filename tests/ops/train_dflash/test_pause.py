@@ -80,7 +80,7 @@ def test_a_paused_training_that_starts_again_at_its_pause_gives_the_same_artifac
 
 
 def test_a_pause_behind_the_end_and_another_training_are_refused(inputs: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="pause_after = 9: the training has only 8 steps; lower it"):
+    with pytest.raises(DataError, match="9 is more than the 8 steps of the training: lower it"):
         trained(tmp_path / "late", inputs, pause_after=9)
     whole = trained(tmp_path / "whole", inputs)
     with pytest.raises(DataError, match="kept no state to go on from; give it pause_after"):

@@ -66,10 +66,11 @@ def test_a_draft_is_the_same_bytes_without_a_pool_and_with_workers_of_which_two_
     inputs, alone, tmp_path, loss, capsys
 ):
     training = (config_of(inputs, loss=loss), inputs)
-    hows = (How(training=training, dies_in=3), How(training=training, tears=4), How(training=training))
+    hows = (How(training=training, dies_in=3), How(training=training, tears=4), How(training=training, after=2))
     with workers_of(tmp_path / "pool", *hows) as workers:
         workers.wait_for(3)
-        stage = train(tmp_path / "rank", inputs, workers, loss=loss)
+        # Enough is requested ahead for both to be killed while the third one holds its units.
+        stage = train(tmp_path / "rank", inputs, workers, loss=loss, buffer_batches=50)
     assert alone[loss] == folder_digest(stage.out_dir)
     logged = {name: stage.metric(name) for name in (*METRICS, *WORK)}
     assert {8} == {len(values) for values in logged.values()}

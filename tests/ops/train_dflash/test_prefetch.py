@@ -67,6 +67,7 @@ def test_no_more_than_depth_and_one_items_are_made_ahead_of_the_consumer(depth):
             wait_for(lambda taken=taken: len(made) >= taken + depth + 1)
             assert taken + depth + 1 == len(made)
             assert taken == next(ahead)
+        wait_for(lambda: len(made) >= 3 + depth + 1)
         time.sleep(STILL_S)
         assert 3 + depth + 1 == len(made)
 

@@ -133,7 +133,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     chat: ChatServer
     protocol_version = "HTTP/1.1"
-    timeout = 10  # a thread that waits for the next request of a kept connection
+    timeout = 120  # a thread that waits for the next request of a kept connection
 
     def do_GET(self) -> None:
         self._reply(None)

@@ -22,8 +22,8 @@ def stage_pids(toy):
     return processes(lambda folder: str(toy.store / "records") in str((folder / "fd" / "1").readlink()))
 
 
-def two_ranks(toy):
-    process = toy.start("run", str(toy.file))
+def two_ranks(toy, program=""):
+    process = toy.start("run", str(toy.file), program=program)
     pids = [toy.folder / "rank-0.pid", toy.folder / "rank-1.pid"]
     wait_for(lambda: all(path.exists() and path.read_text() for path in pids))
     return process, [int(path.read_text()) for path in pids]

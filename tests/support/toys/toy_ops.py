@@ -130,7 +130,7 @@ def fail(kind):
         sys.exit(3)
 
 
-@op(version=1, run="toy:ranks")
+@op(version=1, run="toy:ranks", resumable=True)
 @frozen(kw_only=True)
 class Ranks:
     """Every rank writes its process id beside this file, and waits."""

@@ -46,7 +46,8 @@ def rendezvous(folder: Path, workers: int = 1, worker: int | None = None, start:
 class How:
     """How a worker behaves; numbers count its units from 1.
 
-    training: the config and the inputs of a real training; None: it gives `numbered` states.
+    after: it computes nothing before this many workers are about to be killed, so that these get their units however
+    slow they are. training: the config and the inputs of a real training; None: it gives `numbered` states.
     """
 
     dies_in: int = 0
@@ -54,6 +55,7 @@ class How:
     fails_in: int = 0
     stops_in: int = 0
     never_listens: bool = False
+    after: int = 0
     seconds: float = 0.0
     facts: Mapping[str, Any] = FACTS
     training: tuple[TrainDflash, Mapping[str, Any]] | None = None
@@ -69,14 +71,22 @@ def numbered(split, rows):
     return RowStates(torch.cat(features).bfloat16(), torch.cat(hidden).bfloat16())
 
 
-def behaving(take, how: How):
+def kill_here(place: PoolRendezvous) -> None:
+    """Tell the others, and be killed."""
+    (place.folder.parent / f"killed-{place.name}").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def behaving(take, how: How, place: PoolRendezvous):
     units = 0
 
     def wrapped(split, rows):
         nonlocal units
         units += 1
+        while len(list(place.folder.parent.glob("killed-*"))) < how.after:
+            time.sleep(0.01)
         if units == how.dies_in:
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill_here(place)
         if units == how.stops_in:
             os.kill(os.getpid(), signal.SIGSTOP)
         if units == how.fails_in:
@@ -87,7 +97,7 @@ def behaving(take, how: How):
     return wrapped
 
 
-def torn(unit: int):
+def torn(unit: int, place: PoolRendezvous):
     """`Frames.send` that is killed in the middle of this answer's bytes."""
     send, answers = Frames.send, 0
 
@@ -99,7 +109,7 @@ def torn(unit: int):
         text = json.dumps(head).encode()
         data = tensors[0].view(-1).view(torch.uint8).numpy().tobytes()
         self._socket.sendall(LENGTH.pack(len(text)) + text + data[: len(data) // 2])
-        return os.kill(os.getpid(), signal.SIGKILL)
+        return kill_here(place)
 
     return torn_send
 
@@ -118,13 +128,13 @@ def work(place: PoolRendezvous, how: How) -> None:
     if how.never_listens:
         os.kill(os.getpid(), signal.SIGKILL)
     if how.tears:
-        Frames.send = torn(how.tears)
+        Frames.send = torn(how.tears, place)
     folder = place.folder.parent / f"worker-{place.name}"
     if how.training is None:
-        serve(behaving(numbered, how), StoppedByTerm(folder, pool=place), place, how.facts, CPU)
+        serve(behaving(numbered, how, place), StoppedByTerm(folder, pool=place), place, how.facts, CPU)
         return
     config, inputs = how.training
-    run.serve = lambda take, *rest: serve(behaving(take, how), *rest)
+    run.serve = lambda take, *rest: serve(behaving(take, how, place), *rest)
     run.train_dflash(config, StoppedByTerm(folder, inputs, pool=place))
 
 
@@ -164,7 +174,7 @@ def workers_of(folder: Path, *hows: How):
         for process in workers.processes:
             process.terminate()
         for process in workers.processes:
-            process.join(20)
+            process.join(120)
             assert process.exitcode is not None
     finally:
         for process in workers.processes:

@@ -17,7 +17,7 @@ from ops.lib.vision.processor import load_processor
 from ops.load_target.op import LoadTarget
 from ops.load_target.plan import estimate
 from ops.load_target.run import load_target, round_trip_warning
-from ops.tools.init.target import measurable
+from ops.tools.init.target import measurable, measured, read_target
 
 LLAMA = (
     "{% for message in messages %}{{ '<|start_header_id|>' + message.role + '<|end_header_id|>' + message.content "
@@ -104,7 +104,7 @@ def test_ids_that_two_files_give_to_different_tokens_are_named(tmp_path: Path) -
     assert f"tokenizer_config.json gives 1 ids to other tokens than tokenizer.json: {wrong}" in warning
 
 
-def test_plan_doctor_and_load_target_warn_of_another_models_tokenizer(
+def test_plan_init_doctor_and_load_target_warn_of_another_models_tokenizer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = any_checkpoint("llama", tmp_path / "target")
@@ -118,7 +118,8 @@ def test_plan_doctor_and_load_target_warn_of_another_models_tokenizer(
         "of its EOS tokens ('<eos>'), so that no answer ends; the chat template writes <|im_"
     )
     assert 1 == sum(wrong in note for note in estimate(config, context).notes)
-    assert 1 == sum(wrong in note for note in measurable(str(target)).notes)
+    assert 1 == sum(wrong in note for note in measurable(str(target)).notes)  # of doctor
+    assert 1 == sum(wrong in line for line in measured(read_target(str(target))).lines)  # of init
     load_target(config, FakeStage(tmp_path / "stage"))
     assert 1 == capsys.readouterr().out.count(
         f"warning: the tokenizer of {target} does not fit its other files: {wrong}"

@@ -216,7 +216,7 @@ def gate(monkeypatch):
     write = checkpoint.write_checkpoint
 
     def held_up(*arguments):
-        assert opened.wait(30)
+        assert opened.wait(120)
         write(*arguments)
 
     monkeypatch.setattr(checkpoint, "write_checkpoint", held_up)

@@ -1,0 +1,138 @@
+"""What is known of a search before it trains: what every trial lacks at every rung, the steps at most, and their time.
+
+`dflow plan` and `dflow tune` both ask here. The steps of the trainings are known once the samples are tokenised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from attrs import evolve, frozen
+
+from dsl.files import free_bytes, read_object_or_none
+from dsl.finding import Field, Finding
+from dsl.tune import PAUSE, TRIAL, TUNE, trial_name
+from executor.planning.history import PreviousNodes
+from executor.planning.planner import Decision, cached_artifacts
+from executor.planning.preflight import Estimates, disk_mistakes, graph_estimates, known_size, missing_here
+from executor.planning.session import make_planner, missing_data
+from executor.store.artifact_store import Store
+from executor.system.output import shown_duration
+from executor.tune.decision import decide
+from executor.tune.points import kept_count
+from executor.tune.rival import NODE
+from executor.tune.trials import Trials, of_trials
+from ops.lib.forecasts import StepsForecast, TokensForecast
+
+
+@frozen
+class Preflight:
+    """refused: why the search would not start, or would fail later. uncounted: the nodes of tokens that have to be made
+    before the steps of the trainings are known. Of a search that has a winner, both are empty.
+    """
+
+    refused: Sequence[Finding]
+    uncounted: Sequence[str]
+
+
+def search_preflight(store: Store, trials: Trials) -> Preflight:
+    """Check all trainings of a search, and the evaluation of the MTP head, on this machine."""
+    if not decide(trials.rules, trials.results(store)).pending:
+        return Preflight((), ())
+    table = trials.tune.table
+    trained = {trials.node(trial, steps): trial for trial in range(trials.count) for steps in table.rungs}
+    rivals = {node_id: trial for trial in range(trials.count) if (node_id := trials.rival_node(trial))}
+    graph = trials.graph.up_to([*trained, *rivals])
+    decisions = make_planner(store, graph, absent=trials.absent_of(graph)).plan()
+    free = free_bytes(store.path)
+    estimates = graph_estimates(graph, cached_artifacts(store, decisions), free)
+    lacking = [
+        *missing_data(decisions, trials.absent_of(graph)),
+        *missing_here(graph, decisions, estimates),
+        *_without_val(trials, estimates),
+        *disk_mistakes(store, _certain(trials, decisions, estimates), estimates.needs, free),
+    ]
+    uncounted: dict[str, None] = {}
+    for trial in range(trials.count):
+        node = graph.nodes[trials.node(trial, table.rungs[0])]
+        batches: StepsForecast | None = estimates.forecast[node.inputs["batches"][0]]
+        if decisions[node.id].cache != "hit" and (batches is None or batches.count() is None):
+            uncounted |= dict.fromkeys(each for each in node.inputs["tokens"] if decisions[each].cache != "hit")
+    return Preflight(_grouped(trials, lacking), tuple(uncounted))
+
+
+def _certain(trials: Trials, decisions: Mapping[str, Decision], estimates: Estimates) -> dict[str, Decision]:
+    """The nodes that run whichever trials stop: of a rung, as many trainings as it has, those that write the least."""
+    table = trials.tune.table
+    left_out: set[str] = set()
+    count = trials.count if table.budget_hours is None else 1
+    for steps in table.rungs:
+        needs = {node: estimates.needs.get(node) for node in (trials.node(each, steps) for each in range(trials.count))}
+        sizes = {node: 0 if need is None else known_size(need) for node, need in needs.items()}
+        left_out |= {*sorted(sizes, key=lambda node: sizes[node])[count:]}
+        count = kept_count(count, table.eta) if table.budget_hours is None else 0
+    return {node_id: decision for node_id, decision in decisions.items() if node_id not in left_out}
+
+
+def _without_val(trials: Trials, estimates: Estimates) -> Iterator[Finding]:
+    """A finding for each trial without val samples, by which it could be compared."""
+    for trial in range(trials.count):
+        node = trials.graph.nodes[trials.node(trial, trials.tune.table.rungs[0])]
+        tokens: TokensForecast | None = estimates.forecast[node.inputs["tokens"][0]]
+        if tokens is not None and "val" in tokens.empty:
+            message = "trials are compared by tau on the split val, which has no samples: raise val_fraction of ingest"
+            yield Finding(message, Field(f"node.{node.id}.tokens"))
+
+
+def _grouped(trials: Trials, findings: Sequence[Finding]) -> list[Finding]:
+    """The findings with the nodes of the file instead of the trials', each once, with the trials that it concerns.
+
+    A pause behind the end of a training is a rung beyond it. That the target has no MTP head refuses nothing.
+    """
+    tree, rungs = trials.graph.tree, {trials.tune.rung_node(steps) for steps in trials.tune.table.rungs}
+    assert tree is not None, "the trials are those of a file"
+    found: dict[Finding, set[int]] = {}
+    names = [trial_name(trial) for trial in range(trials.count)]
+    for each in findings:
+        owner, _, field = each.path.removeprefix("node.").partition(".")
+        copy = trials.graph.nodes[owner].copy if owner in trials.graph.nodes else None
+        template = owner if copy is None else copy.template
+        concerned = range(trials.count) if copy is None else (names.index(copy.values[TRIAL]),)
+        if template == NODE and field == "mtp":
+            continue
+        if template in rungs and field == PAUSE:
+            each = tree.mistake((TUNE, "rungs"), each.what)
+        elif template in rungs:
+            each = each.at(".".join(filter(None, ("node", trials.tune.table.node, field))))
+        elif copy is not None:
+            each = each.at(".".join(filter(None, ("node", template, field))))
+        found.setdefault(each, set()).update(concerned)
+    return [evolve(each, what=each.what + of_trials(concerned, trials.count)) for each, concerned in found.items()]
+
+
+def step_seconds(store: Store, trials: Trials) -> float | None:
+    """The seconds of a step: the mean over the trials that the store has trained, else of the node in the file as it
+    was trained last; None if it knows none.
+    """
+    history = PreviousNodes(store, trials.graph.name)
+
+    def seconds(node_id: str) -> float | None:
+        state = history.computed(node_id)
+        if state is None or state.digest is None:
+            return None
+        measured = read_object_or_none(store.object_path(state.digest) / "measurements.json") or {}
+        return measured.get("step_seconds")
+
+    first = trials.tune.table.rungs[0]
+    known = [each for trial in range(trials.count) if (each := seconds(trials.node(trial, first))) is not None]
+    return sum(known) / len(known) if known else seconds(trials.tune.table.node)
+
+
+def announcement(trials: Trials, seconds: float | None) -> str:
+    """How many trials there are, when they are compared, and what they cost at most. seconds: of a step."""
+    rules, steps = trials.rules, trials.planned_steps
+    time = "" if seconds is None else f", {shown_duration(steps * seconds)} at {seconds:.3g} s a step without measuring"
+    return (
+        f"{rules.trials} trials, compared at steps {', '.join(map(str, rules.rungs))}; one in {rules.eta} goes on: at "
+        f"most {steps:,} training steps{time}"
+    )
