@@ -153,7 +153,7 @@ def test_samples_of_many_lengths_are_as_near(gpus: int, folder: Path) -> None:
     mean, draw = 2 * LENGTH // 3, random.Random(1)
     varied = evolve(training, sample_tokens=mean, sample_flops=training.sample_flops * mean / LENGTH)
     cost = model_of(capture, varied).cost(gpus)
-    steps = [[draw.randint(LENGTH // 3, LENGTH) for _ in range(SAMPLES * LENGTH // mean)] for _ in range(20)]
+    steps = [[draw.randint(LENGTH // 3, LENGTH) for _ in range(SAMPLES * LENGTH // mean)] for _ in range(40)]
     tokens, on = sum(map(sum, steps)), machines("dense", gpus)
     found = rate_of(cost, capture.tokens or 0)
     assert found.train == pytest.approx(tokens / stored_training(on, steps), rel=WITHIN)
