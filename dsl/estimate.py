@@ -99,6 +99,54 @@ CHECKPOINTS = "checkpoints"  # a part of `Estimate.disk`
 
 
 @frozen(kw_only=True)
+class CaptureWork:
+    """What capturing a target's states costs, on any machine.
+
+    tokens: those that are captured once; None if unknown. token_flops: operations of one token in a sample of mean
+    length. token_bytes: its features. weights: bytes that each pass reads, pass_tokens: the tokens that it reads them
+    for. memory: bytes on a GPU, during a pass. is_sparse: whether the target is a mixture of experts. dtype: of the
+    pass. is_float8: whether the features are float8.
+    """
+
+    tokens: int | None
+    token_flops: float
+    token_bytes: int
+    weights: int
+    pass_tokens: int
+    memory: int
+    is_sparse: bool
+    dtype: str
+    is_float8: bool
+
+
+@frozen(kw_only=True)
+class TrainingWork:
+    """What a training costs, on any machine.
+
+    tokens: those trained on, in all epochs together; None if unknown. epochs: how often each is read. step_tokens: of a
+    global step, at most. sample_tokens: of a mean sample; is_counted: whether it is counted in the data, else every
+    sample is taken to be of the greatest length. sample_flops, longest_flops: operations of a step on a mean sample
+    and on the longest one. update_bytes: weights gathered and gradients reduced in a step. memory: bytes on a rank's
+    GPU, by the number of ranks. buffer_batches: micro-batches that a rank has requested at most. dtype: of the draft.
+    capture: the work of an online capture; None if it reads stored features.
+    """
+
+    tokens: int | None
+    epochs: float
+    step_tokens: int
+    sample_tokens: float
+    is_counted: bool
+    sample_flops: float
+    longest_flops: float
+    update_bytes: int
+    memory: Callable[[int], int]
+    sp_degree: int
+    buffer_batches: int
+    dtype: str
+    capture: CaptureWork | None = None
+
+
+@frozen(kw_only=True)
 class Estimate:
     """The resources that a node needs, each as bytes by the name of the part.
 
@@ -107,7 +155,7 @@ class Estimate:
     is done. disk_per: the amount of data that `disk` holds for, such as "a million tokens"; "" for all of it.
     less_disk: how to make the node write less, for the error when it does not fit. notes: sentences for the user.
     growth: known after a trial run, if the op can tell. forecast: of the output, in a form that the hooks of its
-    readers understand.
+    readers understand. work: for the cost on other machines (`dflow plan --gpus`); None where it is unknown.
     """
 
     memory: Mapping[str, int] = {}
@@ -118,6 +166,7 @@ class Estimate:
     notes: tuple[str, ...] = ()
     growth: Growth | None = None
     forecast: Any = None
+    work: CaptureWork | TrainingWork | None = None
 
 
 def useful_threads(node: GraphNode, made: Mapping[str, Path]) -> int | None:

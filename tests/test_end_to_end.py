@@ -65,6 +65,12 @@ def newest(store: Path) -> str:
     return max(folder.name for folder in (store / "records").iterdir())
 
 
+def newest_of(store: Path, node: str) -> str:
+    """The id of the newest run that computed a node."""
+    records = [Record.load(folder) for folder in (store / "records").iterdir()]
+    return max(record.run for record in records if record.state.nodes[node].cache != "hit")
+
+
 def rows(store: Path) -> dict[str, dict]:
     return {row["id"]: row for row in json.loads(dflow(store, "status", newest(store), "--json"))["nodes"]}
 
@@ -128,6 +134,40 @@ def test_a_smoke_run_passes_through_the_chain_and_foretells_the_full_one(store, 
     steps = int(re.search(r"train: about (\d+) steps", out)[1])
     planned = json.loads((store / "objects" / undisturbed["shard"] / "plan.json").read_text())["steps"]
     assert planned / 1.5 <= steps <= planned * 1.5
+    plan = ["plan", str(TINY), "-s", "tokenize.expected_tokens=1000000", "--gpus", "1", "--gpu", "cpu", "--json"]
+    rates = json.loads(dflow(tmp_path / "runs", *plan))["cost"]["train"]["rates"]
+    trial = newest_of(tmp_path / "runs" / "smoke", "train")
+    assert f"measured by run {trial}" == rates["train_source"] == rates["capture_source"]
+
+
+def test_a_plan_computes_the_cost_of_a_training_by_the_rates_that_its_run_reached(store):
+    told = json.loads(dflow(store, "plan", str(TINY), "--gpus", "2", "--gpu", "cpu", "--json"))["cost"]["train"]
+    record = Record.load(store / "records" / newest_of(store, "train"))
+    metrics = record.state.nodes["train"].metrics
+    trained = metrics["train/tokens_per_second"] / (1 - metrics["train/wait_share"])
+    assert told["rates"]["train"] == pytest.approx(trained)
+    assert f"measured by run {record.run}" == told["rates"]["train_source"] == told["rates"]["capture_source"]
+    captured = record.state.nodes["capture"]
+    assert told["rates"]["capture"] > captured.metrics["capture/tokens"] / captured.seconds
+    tokens = json.loads((store / "objects" / digests(store)["tokenize"] / "tokens.json").read_text())["shards"]
+    counted = sum(shard["tokens"] for shard in tokens if shard["split"] == "train")
+    assert (2 * counted, True) == (told["tokens"], told["is_counted"])  # epochs
+    assert told["stored"]["train"]["hours"] >= 2 * counted / told["rates"]["train"] / 2 / 3600
+
+
+def test_a_run_counts_for_the_kind_of_gpu_that_its_record_names(store, tmp_path):
+    shutil.copytree(store, tmp_path / "runs", symlinks=True)
+    trust_store(tmp_path / "runs")
+    record = Record.load(tmp_path / "runs" / "records" / newest_of(store, "train"))
+    record.state.nodes["train"].gpu = "NVIDIA H100 80GB HBM3"
+    record.save_node("train")
+    plan = ["plan", str(TINY), "--gpus", "1", "--json", "--gpu"]
+    rates = {
+        gpu: json.loads(dflow(tmp_path / "runs", *plan, gpu))["cost"]["train"]["rates"] for gpu in ("h100", "h100-pcie")
+    }
+    assert f"measured by run {record.run}" == rates["h100"]["train_source"]
+    assert "of 989 TFLOP/s, assumed" in rates["h100"]["capture_source"]
+    assert "of 756 TFLOP/s, assumed" in rates["h100-pcie"]["train_source"]
 
 
 def test_the_report_shows_every_node_and_accounts_for_every_sample(store, undisturbed, tmp_path):
@@ -150,7 +190,7 @@ def test_the_report_shows_every_node_and_accounts_for_every_sample(store, undist
     splits = json.loads((store / "objects" / undisturbed["tokenize"] / "summary.json").read_text())["splits"]
     training = json.loads((store / "objects" / undisturbed["train"] / "training.json").read_text())
     assert str(splits["train"]) == str(training["samples_seen"]) == accounts[-1][5]
-    assert any("in the loss mask" in frame for frame in page.frames)
+    assert any("learnt in 1 answer" in frame for frame in page.frames)
     assert {"eval/tau", "eval/tau_image", "eval/tau_text"} <= {
         row[0] for row in page.table("results", "figure", "value")
     }

@@ -13,22 +13,12 @@ from benchmarks.harness import installed_version
 from benchmarks.sides.floor import anchors_only
 from benchmarks.sides.ours import draft_config, sized, terms
 from benchmarks.sides.problem import Sizes, slot_targets
+from executor.cost.constants import gpu_named
 from ops.lib.drafts.backbone.sizes import step_flops
 from ops.lib.drafts.losses.loss import Loss
 from ops.train_dflash.hardware import matmul_peak
 
 PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "specforge", "speculators", "sglang")
-# TFLOP/s of dense bfloat16 products by the data sheets; the first name contained in the device's name is used.
-PEAKS = {
-    "H200": 989.0,
-    "GH200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.0,
-    "B200": 2250.0,
-    "A100": 312.0,
-    "L40S": 362.0,
-}
 
 
 def main() -> None:
@@ -65,7 +55,8 @@ def device_name(device: torch.device) -> str:
 
 def sheet_peak(name: str) -> float | None:
     """The peak FLOP/s of dense bfloat16 products by the data sheet; None for a device that is not in the table."""
-    return next((peak * 1e12 for part, peak in PEAKS.items() if part in name), None)
+    gpu = gpu_named(name)
+    return None if gpu is None else gpu.flops
 
 
 def needed_flops(sizes: Sizes, algorithm: str) -> float:

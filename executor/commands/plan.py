@@ -5,17 +5,19 @@ first cause above it, or as a graph.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 
 from dsl.check import Absent
-from dsl.errors import DflowError, PipelineError
+from dsl.errors import DflowError, PipelineError, shortened
 from dsl.files import free_bytes
 from dsl.finding import Finding
 from dsl.graph import Graph
@@ -30,17 +32,21 @@ from executor.commands.arguments import (
     add_ray,
     add_selection,
     add_store,
+    count,
     open_store,
 )
+from executor.cost.constants import CPU, DEFAULT_GPU, GPU_NAMES, GPUS, Machines
 from executor.launchers.cluster_address import use_cluster
 from executor.planning.history import PreviousNodes
-from executor.planning.planner import WORDS, Decision, Planner, earlier_rule_note
+from executor.planning.planner import WORDS, Decision, Planner, cached_artifacts, earlier_rule_note
 from executor.planning.session import make_planner, missing_data, refusals, require_node, require_others, selected
 from executor.store.artifact_store import Store
 from executor.system.output import OK, USAGE, columns, print_json, print_lines, shown_digest, write_on
 
 if TYPE_CHECKING:
     from dsl.estimate import Estimate
+    from executor.cost.model import Cost
+    from executor.planning.preflight import Estimates
     from executor.records.run_record import NodeState
 
 
@@ -59,9 +65,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     view.add_argument(
         "--picture", type=Path, metavar="FILE", help=f"write a picture of the graph: {', '.join(PICTURES)}"
     )
+    cost = parser.add_argument_group("what trainings cost on other machines, stored and streamed (docs/cluster.md)")
+    cost.add_argument("--gpus", type=partial(count, least=1), metavar="N", help="on so many GPUs")
+    cost.add_argument(
+        "--gpu",
+        choices=GPU_NAMES,
+        help=f"their kind; cpu: processes on a CPU, by measured rates only; default: {DEFAULT_GPU}",
+    )
+    cost.add_argument("--disk", type=_gigabytes, metavar="GB/S", help="the rate of the store's disk for all hosts")
+    cost.add_argument("--wire", type=_gigabytes, metavar="GB/S", help="the rate of the network of each host")
     add_json(parser)
     add_store(parser)
     add_ray(parser)
+
+
+def _gigabytes(text: str) -> float:
+    """A type of argparse: a number above 0 of gigabytes, as bytes."""
+    try:
+        size = float(text) * 1e9
+    except ValueError:
+        size = 0.0
+    if not 0 < size < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {shortened(text)}")
+    return size
 
 
 def main(options: argparse.Namespace) -> int:
@@ -72,6 +98,8 @@ def main(options: argparse.Namespace) -> int:
     use_cluster(options.ray)
     if options.picture is not None and options.picture.suffix.lower() not in PICTURES:
         raise DflowError(f"{options.picture}: the name of a picture must end in {', '.join(PICTURES)}")
+    if options.gpus is None and (options.gpu, options.disk, options.wire) != (None, None, None):
+        raise DflowError("--gpu, --disk and --wire describe the machines of --gpus N: give it too")
     absent: Absent = {}
     graph, only = selected(read_graph(options.file, options.set, options.sweep, absent), options.to, options.only)
     if options.why is not None:
@@ -87,6 +115,7 @@ def main(options: argparse.Namespace) -> int:
     free_disk = free_bytes(store.path)
     lacking, estimates = refusals(store, graph, decisions, absent, free_disk)
     missing = list(dict.fromkeys(map(str, lacking)))
+    found = {} if options.gpus is None else _costs(store, graph, decisions, estimates, options)
     decisions = {node_id: each for node_id, each in decisions.items() if not only or node_id in only}
     needs: dict[str, Estimate] = {}
     measured: dict[str, int | None] = {}
@@ -104,10 +133,15 @@ def main(options: argparse.Namespace) -> int:
         rows = plan_rows(graph, decisions, history.computed)
         plan = {"pipeline": graph.name, "nodes": rows, "resources": sizes, "free_disk": free_disk}
         plan |= {"missing_here": missing, "does_not_fit": does_not_fit, "cluster": cluster}
-        print_json(plan if search is None else {**plan, "tune": asdict(search)})
+        if search is not None:
+            plan["tune"] = asdict(search)
+        if found:
+            plan["cost"] = {node_id: asdict(cost) for node_id, cost in found.items()}
+        print_json(plan)
     else:
         print_plan(graph, decisions, earlier_rule_note(decisions, str(options.file)))
         print_estimates(graph, needs, measured, free_disk, store.path)
+        _print_costs(found, free_disk, store.path)
         if missing:  # last, where nobody overlooks it
             print_lines("\n".join(["", "missing or wrong, so `dflow run` would refuse to start:", *missing]))
         for line in [*does_not_fit, *cluster]:
@@ -168,6 +202,31 @@ def _search(store: Store, graph: Graph, options: argparse.Namespace) -> _Search 
         None if of_step is None else of_step * trials.planned_steps,
         text,
     )
+
+
+def _costs(
+    store: Store,
+    graph: Graph,
+    decisions: Mapping[str, Decision],
+    estimates: Estimates | None,
+    options: argparse.Namespace,
+) -> dict[str, Cost]:
+    """The cost of each training on the machines that the options describe. Raises DflowError where it is unknown."""
+    from executor.cost.costs import costs  # with the hooks of ops
+    from executor.cost.rates import measured
+    from executor.planning.preflight import graph_estimates
+
+    known = estimates or graph_estimates(graph, cached_artifacts(store, decisions), free_bytes(store.path))
+    machines = Machines(gpu=CPU if options.gpu == CPU.name else GPUS[options.gpu or DEFAULT_GPU])
+    rates = {name: rate for name in ("disk", "wire") if (rate := getattr(options, name)) is not None}
+    return costs(graph, known.needs, evolve(machines, **rates), options.gpus, measured(store, graph.name, machines.gpu))
+
+
+def _print_costs(found: Mapping[str, Cost], free_disk: int, store: Path) -> None:
+    from executor.cost.text import cost_text
+
+    for node_id, cost in found.items():
+        print_lines(f"\n{cost_text(node_id, cost, free_disk, store)}")
 
 
 def _memory(

@@ -102,8 +102,8 @@ class RankError:
 
 @frozen(kw_only=True)
 class RankResult:
-    """The result of a rank. memory, gpu_memory: peak bytes. loaded: the files of the user's modules that it
-    imported.
+    """The result of a rank. memory, gpu_memory: peak bytes. gpu: the name of the GPU that it used; empty without one.
+    loaded: the files of the user's modules that it imported.
     """
 
     status: Literal["done", "stopped", "failed"]
@@ -111,6 +111,7 @@ class RankResult:
     loaded: tuple[str, ...] = ()
     memory: int | None = None
     gpu_memory: int | None = None
+    gpu: str = ""
     error: RankError | None = None
 
     @classmethod

@@ -45,8 +45,8 @@ WATCH_S = 0.5
 class StageExit:
     """The end of a stage.
 
-    log_tail: the last lines of its log. memory, gpu_memory: peak bytes of all ranks together. loaded: the files of the
-    user's modules that it imported.
+    log_tail: the last lines of its log. memory, gpu_memory: peak bytes of all ranks together. gpu: the name of the
+    first rank's GPU; empty without one. loaded: the files of the user's modules that it imported.
     """
 
     status: Literal["done", "stopped", "failed"]
@@ -55,6 +55,7 @@ class StageExit:
     log_tail: tuple[str, ...] = ()
     memory: int | None = None
     gpu_memory: int | None = None
+    gpu: str = ""
     loaded: tuple[str, ...] = ()
 
 
@@ -123,6 +124,7 @@ class StageProcess:
             ended,
             memory=_sum(result.memory for result in reported),
             gpu_memory=_sum(result.gpu_memory for result in reported),
+            gpu=next((result.gpu for result in reported if result.gpu), ""),
         )
 
     def _exit(self, hosts: HostExit, results: Sequence[RankResult | None]) -> StageExit:

@@ -192,7 +192,10 @@ def main() -> int:
         RankResult(status="stopped", memory=_memory(), gpu_memory=_gpu_memory()).write(result)
         return STOPPED
     fail_point("worker:op-done")
-    RankResult(status="done", device=device, loaded=loaded, memory=_memory(), gpu_memory=_gpu_memory()).write(result)
+    done = RankResult(
+        status="done", device=device, loaded=loaded, memory=_memory(), gpu_memory=_gpu_memory(), gpu=_gpu_name()
+    )
+    done.write(result)
     fail_point("worker:reported")
     return 0
 
@@ -300,6 +303,12 @@ def _gpu_memory() -> int | None:
     """The peak of bytes that torch allocated on the GPU; None where it used none."""
     torch = sys.modules.get("torch")
     return torch.cuda.max_memory_allocated() if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _gpu_name() -> str:
+    """The name of the GPU that this rank used; empty if it used none."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.get_device_name() if torch is not None and torch.cuda.is_initialized() else ""
 
 
 def _inputs(node: GraphNode, artifacts: Mapping[str, InputArtifact]) -> dict[str, Any]:

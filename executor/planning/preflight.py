@@ -101,7 +101,8 @@ def _estimates(graph: Graph, made: Mapping[str, Path], free_disk: int, trials: M
             continue
         if needed is not None:
             forecast[node_id] = needed.forecast
-            needs[node_id] = Estimate(growth=needed.growth) if node_id in made else needed
+            is_made = node_id in made
+            needs[node_id] = Estimate(growth=needed.growth, work=needed.work) if is_made else needed
     return Estimates(needs, forecast, refused, failed)
 
 

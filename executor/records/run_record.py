@@ -88,7 +88,8 @@ class NodeState:
     """The state of one node of a run.
 
     seconds: of all attempts whose work is in the artifact, by a monotonic clock. attempt_seconds: of the last one, if
-    there were several. memory and gpu_memory: peak bytes of all ranks of the stage.
+    there were several. memory and gpu_memory: peak bytes of all ranks of the stage. gpu: the name of the GPU that it
+    computed on; empty without one.
     acceptance: as in the index. warnings: the texts of `stage.warn`, each once. failure: also of one that is retried.
     """
 
@@ -107,6 +108,7 @@ class NodeState:
     source_run: str | None = None
     memory: int | None = None
     gpu_memory: int | None = None
+    gpu: str = ""
     acceptance: str = ""
     failure: Finding | None = None
 
@@ -413,7 +415,7 @@ _CHECKS: Mapping[type, Mapping[str, Check]] = {
         "state": is_one_of(get_args(State)),
         "cache": or_none(is_text),
         **dict.fromkeys(("key", "digest", "source_run"), or_none(is_id)),
-        **dict.fromkeys(("reason", "acceptance"), is_text),
+        **dict.fromkeys(("reason", "acceptance", "gpu"), is_text),
         **dict.fromkeys(("seconds", "attempt_seconds"), or_none(is_number)),
         **dict.fromkeys(("started", "ended"), or_none(is_moment)),
         "attempt": is_whole,

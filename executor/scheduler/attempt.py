@@ -146,6 +146,7 @@ class Attempt(threading.Thread):
             metrics=final_metrics(task.record.events_path, task.node.id, first_byte),
             memory=ended.memory,
             gpu_memory=ended.gpu_memory,
+            gpu=ended.gpu,
         )
         if ended.status != "done":
             task.keep_seconds(measures.seconds)

@@ -331,7 +331,7 @@ class RunLoop:
         if stage is not None:
             state.ended, state.seconds, state.metrics = stage.ended, stage.seconds, dict(stage.metrics)
             state.attempt_seconds = None if stage.attempt_seconds == stage.seconds else stage.attempt_seconds
-            state.memory, state.gpu_memory = stage.memory, stage.gpu_memory
+            state.memory, state.gpu_memory, state.gpu = stage.memory, stage.gpu_memory, stage.gpu
         for text in result.warnings:
             self._record.event(node_id, Warned(text))
         self._show_events()

@@ -121,7 +121,7 @@ class AttemptStart:
 class StageMeasures:
     """What a stage used and reported. ended: seconds since 1970; seconds: of all attempts whose work it continued, and
     of this one alone, attempt_seconds, by a clock that never goes back; memory, gpu_memory: peak bytes of its ranks
-    together.
+    together; gpu: the name of the GPU, empty without one.
     """
 
     ended: float
@@ -130,6 +130,7 @@ class StageMeasures:
     metrics: Mapping[str, float]
     memory: int | None
     gpu_memory: int | None
+    gpu: str
 
 
 @frozen(kw_only=True)

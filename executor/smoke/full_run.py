@@ -121,7 +121,7 @@ def _grown(begun: float, reported: Sequence[Report], amount: Amount) -> tuple[fl
     if counted <= 0 or last.total <= 0:  # reported only at its end: all since the last report, or nothing of it
         spent = max(0.0, last.time - begun)
         return spent, Spread(spent * min(1.0, amount.least_growth), spent * max(1.0, amount.growth))
-    pace = _usual_pace(reported)
+    pace = usual_pace(reported)
     once = 0.0
     if len(reported) >= ENOUGH:
         once = max(0.0, reported[1].time - first.time - pace * (reported[1].done - first.done))
@@ -132,7 +132,7 @@ def _grown(begun: float, reported: Sequence[Report], amount: Amount) -> tuple[fl
     return seen + unseen, Spread(paces[0] * amount.least_growth, paces[1] * amount.growth)
 
 
-def _usual_pace(reported: Sequence[Report]) -> float:
+def usual_pace(reported: Sequence[Report]) -> float:
     """The median seconds for one unit of work, weighted by the work done."""
     steps = [(after.time - before.time, after.done - before.done) for before, after in pairwise(reported)]
     paces = sorted((max(0.0, seconds) / count, count) for seconds, count in steps if count > 0)

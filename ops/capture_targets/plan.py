@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from attrs import evolve
 
-from dsl.estimate import Estimate, Growth, PlanContext
+from dsl.estimate import CaptureWork, Estimate, Growth, PlanContext
 from dsl.shown import shown_bytes
 from ops.capture_targets.conflicts import backend_note
 from ops.capture_targets.layers import layers_of
@@ -17,14 +17,16 @@ from ops.lib.data.sample_account import SPLITS
 from ops.lib.forecasts import (
     FeaturesForecast,
     TargetForecast,
+    TokensForecast,
     amount,
     first_counted,
     identity_of,
 )
 from ops.lib.missing_libraries import missing_sglang
+from ops.lib.target.pass_flops import idle_parameters, token_flops
 from ops.lib.target.sizes import ITEM_SIZES, PassSizes, TargetSizes, state_bytes
 from ops.lib.thread_table import threads_of_batches
-from ops.tokenize_chat.plan import TOKEN_BYTES
+from ops.tokenize_chat.plan import TOKEN_BYTES, mean_length
 
 LESS_DISK = (
     'fewer layers, dtype = "bfloat16", feature_dtype = "float8", or no features at all: train_dflash captures during '
@@ -79,9 +81,10 @@ def estimate(config: CaptureTargets, context: PlanContext) -> Estimate:
     counted = tokens.count(config.splits) if tokens is not None else None
     count, per = amount(counted)
     size = count * per_token
+    memory = {"target": weights_bytes(config, target) // config.tp_degree}
     is_expected = counted is not None and tokens is not None and tokens.by_split is None
     return Estimate(
-        memory={"target": weights_bytes(config, target) // config.tp_degree},
+        memory=memory,
         per_pass=_per_pass(
             config, target, per_token, tokens.longest if tokens is not None else 0, context.launch.device
         ),
@@ -94,6 +97,46 @@ def estimate(config: CaptureTargets, context: PlanContext) -> Estimate:
         ),
         growth=growth,
         forecast=forecast,
+        work=None
+        if tokens is None
+        else capture_work(
+            target,
+            tokens,
+            config.splits,
+            token_bytes=per_token,
+            dtype=config.dtype,
+            feature_dtype=config.feature_dtype,
+            weights=memory["target"],
+            pass_tokens=config.batch_tokens or default_batch_tokens("cuda"),
+            states=layers + config.final_hidden,
+        ),
+    )
+
+
+def capture_work(
+    target: TargetForecast,
+    tokens: TokensForecast,
+    splits: Collection[str],
+    *,
+    token_bytes: int,
+    dtype: str,
+    feature_dtype: str | None,
+    weights: int,
+    pass_tokens: int,
+    states: int,
+) -> CaptureWork:
+    """The work of capturing some splits once on GPUs. weights: bytes on each GPU. states: captured ones of a token."""
+    of_pass = target_pass(target.sizes.text, dtype, tokens.longest, pass_tokens, states)
+    return CaptureWork(
+        tokens=tokens.count(tuple(splits)),
+        token_flops=token_flops(target.sizes, mean_length(tokens, splits)[0]),
+        token_bytes=token_bytes,
+        weights=weights,
+        pass_tokens=pass_tokens,
+        memory=weights + sum(of_pass.values()),
+        is_sparse=idle_parameters(target.sizes.text) > 0,
+        dtype=dtype,
+        is_float8=feature_dtype == "float8",
     )
 
 

@@ -6,6 +6,8 @@ import math
 from functools import partial
 from typing import Any
 
+from attrs import frozen
+
 from dsl.estimate import Amount, Estimate, Growth, PlanContext
 from ops.lib.data.batching import padded_length
 from ops.lib.data.files import read_json
@@ -14,6 +16,14 @@ from ops.shard_sequence.op import SPLIT, ShardSequence
 from ops.shard_sequence.steps import steps_of_tokens
 
 EPOCHS = 4
+
+
+@frozen(kw_only=True)
+class PlannedSteps(StepsForecast):
+    """A forecast of a plan of batches with its passes over the train split, and the most tokens of a step."""
+
+    epochs: int
+    step_limit: int
 
 
 def smoke(config: ShardSequence, samples: int) -> dict[str, Any]:
@@ -25,22 +35,25 @@ def estimate(config: ShardSequence, context: PlanContext) -> Estimate:
     features, tokens_read = context.inputs["features"], context.inputs["tokens"]
     of_tokens = identity_of(tokens_read) if features is None else features.of_tokens
     counted = first_counted(features, tokens_read)
+    known: dict[str, Any] = {
+        "of_tokens": of_tokens,
+        "pad_multiple": config.pad_multiple,
+        "epochs": config.epochs,
+        "step_limit": config.tokens_per_step,
+    }
     if context.trial is None or counted is None:
         read = tokens_read if features is None else features.tokens
-        known: dict[str, Any] = {"of_tokens": of_tokens, "pad_multiple": config.pad_multiple}
         if context.artifact is not None:
-            forecast = StepsForecast.read(context.artifact, **known)
+            forecast = PlannedSteps.read(context.artifact, **known)
         elif read is not None and read.folder is not None:
-            forecast = StepsForecast(**known, count=partial(steps_of_tokens, read.folder, config))
+            forecast = PlannedSteps(**known, count=partial(steps_of_tokens, read.folder, config))
         else:
-            forecast = StepsForecast(**known)
+            forecast = PlannedSteps(**known)
         return Estimate(forecast=forecast, notes=_too_long(config, read))
     tokens, samples = counted.tokens.of(("train",))[1], counted.samples.of(("train",))[1]
     of_epoch = steps_of_epoch(tokens, samples, config.tokens_per_step)
     steps = Amount(read_json(context.trial.artifact / "plan.json")["steps"], of_epoch * config.epochs)
-    forecast = StepsForecast(
-        steps=steps, tokens_per_step=tokens / of_epoch, of_tokens=of_tokens, pad_multiple=config.pad_multiple
-    )
+    forecast = PlannedSteps(steps=steps, tokens_per_step=tokens / of_epoch, **known)
     return Estimate(growth=Growth(output=max(1.0, steps.growth)), forecast=forecast)
 
 

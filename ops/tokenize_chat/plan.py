@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,14 @@ BUILTIN_IDS: dict[str, Any] = {"eos_token_ids": (2,), "pad_token_id": 0}  # by S
 TOKEN_BYTES = 5  # input_ids int32 and loss_mask uint8
 ENCODED_BYTES = 1536  # of a token while its sample is rendered and tokenised, as measured (benchmarks/long_sample.py)
 MOST_OFFSETS = 64 << 20  # bytes of a shard's offsets
+
+
+def mean_length(tokens: TokensForecast, splits: Collection[str]) -> tuple[float, bool]:
+    """The mean number of tokens of a sample, and whether it is counted: else it is that of the longest."""
+    shards = [] if tokens.folder is None else read_json(tokens.folder / "tokens.json")["shards"]
+    counted = [shard for shard in shards if shard["split"] in splits]
+    samples = sum(shard["samples"] for shard in counted)
+    return (sum(shard["tokens"] for shard in counted) / samples, True) if samples else (float(tokens.longest), False)
 
 
 def smoke(config: TokenizeChat, samples: int) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dsl.estimate import CHECKPOINTS, Amount, Estimate, Growth, PlanContext
+from dsl.estimate import CHECKPOINTS, Amount, Estimate, Growth, PlanContext, TrainingWork
 from dsl.imports import child_environment, module_command
 from dsl.op_table import own_algorithms
 from dsl.shown import shown_bytes
-from ops.capture_targets.plan import feature_bytes, target_pass
+from ops.capture_targets.plan import capture_work, feature_bytes, target_pass
 from ops.lib.data.files import read_jsonl
 from ops.lib.drafts.backbone.config import DraftConfig
 from ops.lib.drafts.backbone.sizes import MASTER, draft_parameters
@@ -30,8 +30,10 @@ from ops.lib.forecasts import (
 from ops.lib.sequence_parallel.degree import check_degree
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.thread_table import threads_of_drafting
+from ops.shard_sequence.plan import PlannedSteps
 from ops.train_dflash.op import PAUSE, TrainDflash
 from ops.train_dflash.shape import expected_shape
+from ops.train_dflash.work import training_work
 
 STEPS = 8  # of a trial
 UNITS_OF_WORKER = 3  # one that is computed and capture_worker.FINISHED that are sent
@@ -106,11 +108,49 @@ def estimate(config: TrainDflash, context: PlanContext) -> Estimate:
         less_disk="lower keep_checkpoints" if config.keep_checkpoints > 1 else "",
         notes=tuple(notes),
         growth=_growth(config, context),
+        work=_work(config, shape, target, read, plan, launch.sp_degree),
         forecast=made
         or DraftForecast(
             shape=shape, mask_token_id=target.mask_token_id, identity=context.identity, target=target.identity
         ),
     )
+
+
+def _work(
+    config: TrainDflash,
+    shape: DraftConfig,
+    target: TargetForecast,
+    read: TokensForecast | None,
+    plan: StepsForecast | None,
+    sp_degree: int,
+) -> TrainingWork | None:
+    """The work of the training; None where the batches or tokens come from an op that says nothing of them."""
+    if read is None or not isinstance(plan, PlannedSteps):
+        return None
+    dtype = config.capture_dtype
+    weights = target.sizes.parameters * ITEM_SIZES[dtype]
+    decoded_with = weights + draft_parameters(shape) * ITEM_SIZES[config.dtype] if config.measures_tau else 0
+    layers = len(shape.target_layer_ids)
+    capture = None
+    if config.capture == "online":
+        capture = capture_work(
+            target,
+            read,
+            ("train",),
+            token_bytes=_state_bytes(config, target, layers),
+            dtype=dtype,
+            feature_dtype=config.feature_dtype,
+            weights=weights,
+            pass_tokens=config.capture_batch_tokens,
+            states=layers + config.needs_teacher,
+        )
+
+    def memory(ranks: int) -> int:
+        held = training_memory(config, shape, ranks)
+        passing = step_memory(config, shape, sp_degree, ranks, read.longest)
+        return sum(held.values()) + sum(passing.values()) + decoded_with
+
+    return training_work(config, shape, read, plan, memory, sp_degree, capture)
 
 
 def training_memory(config: TrainDflash, shape: DraftConfig, ranks: int) -> dict[str, int]:

@@ -96,7 +96,7 @@ def test_the_tokens_show_their_loss_mask_and_how_long_samples_are(tokens) -> Non
         lengths["largest"],
     )
     assert isinstance(body(sections, "loss mask"), Html)
-    assert "in the loss mask" in body(sections, "loss mask").text
+    assert "learnt in 1 answer" in body(sections, "loss mask").text
     share = sum(row["loss_tokens"] for row in rows) / sum(row["tokens"] for row in rows)
     assert f"{share:.1%} of the tokens are in the loss mask" in [section.note for section in sections]
 
