@@ -18,7 +18,7 @@ SERVED_DTYPE = (
 
 def conflicts(config: CaptureTargets, forecast: Mapping[str, Any]) -> dict[str, str]:
     """Conflicts by field: layers that the target lacks, quantised weights that the backend does not run, tokens of
-    another vocabulary, splits without samples.
+    another vocabulary or longer than the target's positions, splits without samples.
     """
     return by_field(_mistakes(config, forecast["target"], forecast["tokens"]))
 
@@ -37,7 +37,7 @@ def _mistakes(
             yield "dtype", SERVED_DTYPE.format(method=method_of(target.config))
     if misfit := tokens_misfit(tokens, target):
         yield "tokens", misfit
-    if misfit := length_misfit(tokens, target):
+    if misfit := length_misfit(tokens, target, config.splits):
         yield "tokens", misfit
     if tokens is not None and tokens.empty.issuperset(config.splits):
         yield "splits", f"no samples in the splits {', '.join(config.splits)}: nothing to capture"

@@ -21,6 +21,7 @@ from ops.lib.forecasts import (
     amount,
     first_counted,
     identity_of,
+    length_note,
 )
 from ops.lib.missing_libraries import missing_sglang
 from ops.lib.target.pass_flops import idle_parameters, token_flops
@@ -93,7 +94,7 @@ def estimate(config: CaptureTargets, context: PlanContext) -> Estimate:
         less_disk=LESS_DISK + (EXPECTED if is_expected else ""),
         notes=(
             f"{per_token:,} bytes a token, {shown_bytes(per_token * 1e6)} a million",
-            *filter(None, [backend_note(config, target.config), engine]),
+            *filter(None, [backend_note(config, target.config), engine, length_note(tokens, target, config.splits)]),
         ),
         growth=growth,
         forecast=forecast,

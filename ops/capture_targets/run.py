@@ -38,7 +38,7 @@ from ops.lib.data.token_shards import TokenReader
 from ops.lib.forecasts import TargetStated, TokensForecast, refuse_conflicts
 from ops.lib.target.feature_shards import feature_info, stored_errors
 from ops.lib.target.float8_errors import MeanErrors
-from ops.lib.target.model import check_samples_fit, read_config, target_info
+from ops.lib.target.model import check_samples_fit, length_warnings, read_config, target_info
 from ops.lib.target.sizes import state_bytes
 
 PARTS_THAT_FILL = 16  # a GPU is busy with this fraction of the default batch_tokens: 512 tokens
@@ -70,6 +70,8 @@ def capture_targets(config: CaptureTargets, stage: Stage) -> None:
     layer_ids = layers_of(config, info["num_layers"])
     readers: dict[str, TokenReader] = {split: TokenReader(tokens, split) for split in config.splits}
     check_samples_fit(readers.values(), target)
+    for warning in length_warnings(readers.values(), target) if stage.rank == stage.worker == 0 else ():
+        stage.warn(warning)
     plans = [plan for split, reader in readers.items() for plan in plan_shards(split, reader, config.shard_tokens)]
     bytes_per_state = state_bytes(info["hidden_size"], config.dtype, config.feature_dtype)
     bytes_per_token = (len(layer_ids) + config.final_hidden) * bytes_per_state

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ops.evaluate.lengths import Decoding, no_prompt_mistake, stored_lengths_mistake
 from ops.evaluate.op import Evaluate
 from ops.lib.drafts.backbone.config import draft_misfit
-from ops.lib.drafts.decoding.decode_options import block_size_mistake
+from ops.lib.drafts.decoding.decode_options import MtpUse, block_size_mistake
 from ops.lib.forecasts import DraftForecast, TargetStated, TokensForecast, by_field, of_another_target, tokens_misfit
-from ops.lib.target.sizes import context_length, positions_field
 
 WITHOUT = (
     "leave out this node and those that read its report (check_export), and have a server report accepted lengths "
@@ -27,7 +27,7 @@ def conflicts(config: Evaluate, forecast: Mapping[str, Any]) -> dict[str, str]:
             *_of_draft(config, draft, target),
             *_of_target(config, target),
             *_of_tokens(config, tokens, target),
-            *_lengths(config, tokens, target),
+            *_lengths(config, tokens, target, draft),
         )
     )
 
@@ -67,13 +67,20 @@ def _of_tokens(
         )
 
 
-def _lengths(config: Evaluate, tokens: TokensForecast | None, target: TargetStated | None) -> Iterator[tuple[str, str]]:
-    """Conflicts if answers are so long that no prompt is short enough; real prompts are checked one by one later."""
-    limit = None if target is None else context_length(target.text)
-    is_counted = tokens is not None and tokens.by_split is not None
-    if target is not None and limit is not None and not is_counted and config.max_new_tokens + 2 > limit:
-        yield (
-            "max_new_tokens",
-            f"no prompt fits beside {config.max_new_tokens} tokens in the {limit} positions of the target "
-            f"({positions_field(target.text)}): set max_new_tokens = {limit // 2} or less",
+def _lengths(
+    config: Evaluate, tokens: TokensForecast | None, target: TargetStated | None, draft: DraftForecast | None
+) -> Iterator[tuple[str, str]]:
+    """Conflicts if prompts and answers exceed the positions; the lengths of a benchmark are known to the stage only."""
+    if target is None:
+        return
+    proposes: Decoding = None if draft is None else draft.shape
+    if config.mtp:
+        proposes = MtpUse() if config.block_size is None else MtpUse(config.block_size)
+    if config.benchmark is not None:
+        mistake = no_prompt_mistake(target.text, proposes, config.max_new_tokens)
+    else:
+        mistake = stored_lengths_mistake(
+            tokens, config.split, config.prompts, config.max_prompts, target.text, proposes, config.max_new_tokens
         )
+    if mistake:
+        yield "max_new_tokens", mistake

@@ -1,4 +1,4 @@
-"""Prompts from the held-out split or a benchmark file, and whether answers have positions left.
+"""Prompts from the held-out split or a benchmark file.
 
 A benchmark is a file of a published set (ops/evaluate/benchmark_sets.py), or one of JSON lines (or one array) of
 
@@ -12,12 +12,10 @@ are reported at once.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from attrs import evolve, frozen
@@ -27,19 +25,16 @@ from dsl.op import op_of
 from dsl.stage import Stage
 from ops.artifacts import TokenShards
 from ops.evaluate.benchmark_rows import Benchmark, BenchmarkRow, Misfit, benchmark_rows, refuse
+from ops.evaluate.lengths import StoredPrompt, spread_prompts
 from ops.evaluate.op import Evaluate
 from ops.ingest.image_values import encoded_image
 from ops.inject_images.messages import messages as joined_messages
 from ops.inject_images.op import InjectImages
-from ops.lib.data.batching import spread_over_each
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.data.tool_forms import GIVEN
-from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.decoding.decode_options import MtpUse
 from ops.lib.target.checkpoint_files import trusts_own_code
 from ops.lib.target.model import Target, check_images_fit, check_patches_fit
-from ops.lib.target.sizes import context_length, positions, positions_field, rope_limit
 from ops.lib.vision.images import fault_of, strict_pillow
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.channels import without_channels
@@ -51,7 +46,6 @@ from ops.tokenize_chat.template import Messages
 MAX_PIXELS = op_of(InjectImages).fields["max_image_pixels"].default
 MIN_SIDE = op_of(InjectImages).fields["min_image_side"].default
 SHORTEST = "."  # an answer, of which the length of a later prompt has one token
-SHOWN = 100
 
 
 @frozen(eq=False)
@@ -91,16 +85,16 @@ class Prompt:
         """A prompt for the last answer of every sample of a split."""
         return [
             cls(
-                origin=f"sample {row['id']}",
+                origin=stored.origin,
                 id=str(row["id"]),
-                category=str(row["category"]),
-                length=int(row["prompt_tokens"]),
+                category=stored.category,
+                length=stored.length,
                 has_images=row["category"] == "image",
                 sample=partial(reader.sample, place),
-                topic=row.get("topic"),
+                topic=stored.topic,
                 turn=row["answers"][-1][1] if "answers" in row else None,
             )
-            for place, row in enumerate(reader.records)
+            for place, (row, stored) in enumerate((row, StoredPrompt.last(row)) for row in reader.records)
         ]
 
     @classmethod
@@ -323,90 +317,6 @@ def _words(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-def spread_prompts(
-    prompts: Sequence[Prompt], max_prompts: int | None, info: Callable[[str], None] | None = None
-) -> list[Prompt]:
-    """At most `max_prompts` prompts of each category, as `spread_over_each` chooses; None: all of them.
-
-    info: gets how many are omitted.
-    """
-    chosen = spread_over_each([(prompt.category, prompt.topic or "") for prompt in prompts], max_prompts)
-    seen = Counter(prompt.category for prompt in prompts)
-    cut = {name: count for name, count in seen.items() if max_prompts is not None and count > max_prompts}
-    if cut and info is not None:
-        shares = ", ".join(f"{max_prompts} of {count} of {name}" for name, count in cut.items())
-        info(f"max_prompts selects prompts spread over each category: {shares}")
-    return [prompts[place] for place in chosen]
-
-
 def by_length(prompts: Sequence[Prompt]) -> list[int]:
     """Indices of the prompts sorted by length, so that a batch has little padding."""
     return sorted(range(len(prompts)), key=lambda place: prompts[place].length)
-
-
-def check_lengths(
-    prompts: Sequence[Prompt],
-    text: Mapping[str, Any],
-    draft: DraftConfig | MtpUse,
-    max_new_tokens: int,
-    field: str = "max_new_tokens",
-) -> None:
-    """Check that no answer can go beyond the last position of target or draft. Raises DataError that names all prompts.
-
-    Beyond it RoPE's angles are untrained: nothing fails, but answers are poor, tau is low, and a serving engine rejects
-    the request. Tokens are counted as in engines, including images. text: the language model's part of the target's
-    config.json. draft: or how the target's own MTP head is used. field: the config field of max_new_tokens.
-    """
-    within = rope_limit(text)
-    limits = {"target": context_length(text)}
-    if within is not None:
-        limits["target"] = within - draft.block_size  # the last block is whole
-    if not isinstance(draft, MtpUse):
-        limits["draft"] = positions(draft.max_position_embeddings, draft.rope_scaling)
-    known = [(name, limit) for name, limit in limits.items() if limit is not None]
-    if not known:
-        return
-    whose, limit = min(known, key=lambda named: named[1])
-    of_target = positions_field(text) + ("" if within is None else ", less a block,")
-    field_of = {"target": of_target, "draft": "max_position_embeddings"}
-    answer = max_new_tokens + 1  # the first token comes from the prefill
-    every = [(prompt.origin, turn, length) for prompt in prompts for turn, length in enumerate(_lengths(prompt))]
-    too_long = [(origin, turn, length) for origin, turn, length in every if length + (turn + 1) * answer > limit]
-    if not too_long:
-        return
-    lines = [
-        f"  {origin}{f' (turn {turn + 1})' if turn else ''}: {length} + {f'{turn + 1} x ' if turn else ''}{answer} = "
-        f"{length + (turn + 1) * answer}"
-        for origin, turn, length in too_long[:SHOWN]
-    ]
-    if len(too_long) > SHOWN:
-        lines.append(f"  ... and {len(too_long) - SHOWN} more")
-    raise DataError(
-        "\n".join(
-            [
-                f"{len(too_long)} of {len(every)} prompts and their answers ({field} = {max_new_tokens}, and "
-                f"the first token) may need more tokens than the {limit} positions of the {whose} "
-                f"({field_of[whose]} of its config.json), beyond which answers and tau are poor:",
-                *lines,
-                _remedy([(turn, length) for _, turn, length in too_long], limit, field),
-            ]
-        )
-    )
-
-
-def _lengths(prompt: Prompt) -> tuple[int, ...]:
-    """The lengths of a prompt and of those that follow from it, without the answers to them."""
-    return (prompt.length, *prompt.later_lengths)
-
-
-def _remedy(too_long: Sequence[tuple[int, int]], limit: int, field: str) -> str:
-    """too_long: turn and length of each prompt."""
-    most = min((limit - length) // (turn + 1) for turn, length in too_long) - 1
-    leave_out = (
-        "remove these prompts: by max_length of tokenize_chat, or from the benchmark's file if they come from one"
-    )
-    if any(turn for turn, _ in too_long):
-        leave_out += ", or set first_turn = true"
-    if most < 1:
-        return f"{leave_out}; no {field} is small enough for all of them"
-    return f"set {field} = {most} or less, or {leave_out}"

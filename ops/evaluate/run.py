@@ -19,11 +19,12 @@ from dsl.stage import Stage
 from ops.evaluate.conflicts import conflicts
 from ops.evaluate.figures import figures
 from ops.evaluate.intervals import ALL, missing_kinds
+from ops.evaluate.lengths import check_lengths
 from ops.evaluate.load import load_text
 from ops.evaluate.lossless import difference_text, lossless_message
 from ops.evaluate.op import Evaluate
 from ops.evaluate.page import token_text, write_page
-from ops.evaluate.prompts import check_lengths, choose_prompts, encoder_of
+from ops.evaluate.prompts import choose_prompts, encoder_of
 from ops.evaluate.statistics import is_repetition
 from ops.evaluate.summary import Summary, metrics
 from ops.evaluate.turns import JOURNAL, Decoder, decode_conversations

@@ -40,7 +40,7 @@ from ops.lib.target.mtp_tensors import mtp_mistake
 from ops.lib.target.probed import Probe, heeded, kept_probes
 from ops.lib.target.quantised import BY_SGLANG
 from ops.lib.target.same_target import is_same_target
-from ops.lib.target.sizes import TargetSizes, rope_limit, too_long
+from ops.lib.target.sizes import TargetSizes, context_length, is_bounded, long_samples, rope_limit, too_long
 from ops.lib.target.token_ids import GENERATION, foreign_tokens
 from ops.lib.vision.family_config import is_qwen, text_part, with_defaults
 from ops.lib.vision.processor_files import chosen_limits, image_settings, template_texts
@@ -294,9 +294,10 @@ class TokensForecast:
     """A forecast of token shards. by_split: counted tokens, None before they exist. expected: stated by the user, or
     None.
 
-    longest: tokens of the longest kept sample. is_bound: vocab_size is only an upper limit, for a built-in processor.
-    counted: samples and tokens, after a trial. empty, is_found: as in SamplesForecast. eos_token_ids: None if the
-    tokenizer is unknown. prompts_only: without answers. folder: the artifact's folder, once it exists.
+    longest: tokens of the longest kept sample, and before they exist the most it may have; 0 if not known. is_bound:
+    vocab_size is only an upper limit, for a built-in processor. counted: samples and tokens, after a trial. empty,
+    is_found: as in SamplesForecast. eos_token_ids: None if the tokenizer is unknown. prompts_only: without answers.
+    folder: the artifact's folder, once it exists.
     """
 
     by_split: Mapping[str, int] | None
@@ -489,14 +490,41 @@ def tokens_misfit(tokens: TokensForecast | None, target: TargetStated | None) ->
     return foreign_tokens(size, tokens.eos_token_ids, target.info["vocab_size"], target.eos_token_ids)
 
 
-def length_misfit(tokens: TokensForecast | None, target: TargetStated | None) -> str:
-    """A text on samples that are longer than the target's RoPE is right for; empty if there are none, or none is known
-    yet.
+def length_misfit(tokens: TokensForecast | None, target: TargetStated | None, splits: Iterable[str]) -> str:
+    """A text on samples of the splits that are longer than the target's positions, which a capture refuses; empty if
+    there are none, or none is known yet.
+
+    Stored samples are named. Before they exist max_length is refused only where it crosses a `rope_limit`.
     """
-    limit = None if target is None else rope_limit(target.text)
+    if target is None or not is_bounded(target.text):
+        return ""
+    if tokens is not None and tokens.folder is None and rope_limit(target.text) is None:
+        return ""
+    return _beyond(tokens, target, splits)
+
+
+def length_note(tokens: TokensForecast | None, target: TargetStated | None, splits: Iterable[str]) -> str:
+    """A warning of samples that may be longer than the target's positions, where `length_misfit` does not know it;
+    empty without one.
+    """
+    if length_misfit(tokens, target, splits) or target is None:
+        return ""
+    found = _beyond(tokens, target, splits)
+    if found and is_bounded(target.text):
+        found += "; should there be a longer one, this node refuses it by name"
+    return found and f"warning: {found}"
+
+
+def _beyond(tokens: TokensForecast | None, target: TargetStated, splits: Iterable[str]) -> str:
+    """A text on samples of the splits with more tokens than the target's positions; empty if none is known."""
+    limit = context_length(target.text)
     if tokens is None or limit is None or tokens.longest <= limit:
         return ""
-    return f"samples of up to {too_long(tokens.longest, limit)}"
+    if tokens.folder is None:
+        return f"samples of up to {too_long(tokens.longest, limit, target.text)}"
+    chosen = set(splits)
+    rows = (row for row in read_jsonl(tokens.folder / "samples.jsonl") if row["split"] in chosen)
+    return long_samples(rows, target.text)
 
 
 def pixels_misfit(target: TargetStated | None, min_pixels: int | None, max_pixels: int | None) -> dict[str, str]:

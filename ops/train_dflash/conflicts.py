@@ -8,6 +8,7 @@ from typing import Any
 
 from dsl.errors import ConfigError
 from ops.capture_targets.layers import check_layers, spread_layers
+from ops.evaluate.lengths import stored_lengths_mistake
 from ops.lib.drafts.algorithms import Algorithm, StartsFromOthers, plain
 from ops.lib.drafts.backbone.config import LAYER_IDS, POSITIONS, SCALES, DraftConfig, DraftConfigError
 from ops.lib.drafts.losses.kinds import needs_teacher
@@ -27,7 +28,7 @@ from ops.lib.forecasts import (
 )
 from ops.lib.target.sizes import context_length, positions_field
 from ops.lib.target.token_ids import mask_of_texts
-from ops.train_dflash.op import PAUSE, TrainDflash
+from ops.train_dflash.op import ONLINE_SPLITS, PAUSE, TrainDflash
 from ops.train_dflash.shape import expected_shape, started_shape
 
 # What decides the shape of a draft -> the field of train_dflash, None for what the target decides.
@@ -86,6 +87,7 @@ def conflicts(config: TrainDflash, forecast: Mapping[str, Any]) -> dict[str, str
     if wrong_layers:
         return found | dict(wrong_layers)
     shape = _shape(config, target, features)
+    found |= _eval_lengths(config, target, tokens, shape if isinstance(shape, DraftConfig) else None)
     if isinstance(shape, DraftConfig):
         layers_known = config.capture == "online" or features is not None
         warm_start = _warm_start(
@@ -113,7 +115,7 @@ def _origin(
         yield "batches", f"the plan was made for other {what}: give shard_sequence and train_dflash the same {what}"
     if (online or config.measures_tau) and (misfit := tokens_misfit(tokens, target)):
         yield "tokens", misfit
-    if online and (misfit := length_misfit(tokens, target)):
+    if online and (misfit := length_misfit(tokens, target, ONLINE_SPLITS)):
         yield "tokens", misfit
 
 
@@ -217,13 +219,17 @@ def _of_target(
                 field,
                 f"{value} is more than the {limit} positions of the target ({positions_field(target.text)}): lower it",
             )
-    is_counted = tokens is not None and tokens.by_split is not None  # else each prompt is checked
-    if config.measures_tau and not is_counted and config.eval_new_tokens + 2 > limit:
-        rest = f"set eval_new_tokens = {limit // 2} or less"
-        yield (
-            "eval_new_tokens",
-            f"no prompt fits beside {config.eval_new_tokens} tokens in the {limit} positions: {rest}",
-        )
+
+
+def _eval_lengths(
+    config: TrainDflash, target: TargetStated, tokens: TokensForecast | None, shape: DraftConfig | None
+) -> dict[str, str]:
+    """The conflict if val prompts and their answers exceed the positions of target or draft, by field."""
+    if not config.measures_tau:
+        return {}
+    length, field = config.eval_new_tokens, "eval_new_tokens"
+    mistake = stored_lengths_mistake(tokens, "val", "last", config.eval_prompts, target.text, shape, length, field)
+    return {field: mistake} if mistake else {}
 
 
 def _online_layers(config: TrainDflash, target: TargetStated) -> Mistakes:

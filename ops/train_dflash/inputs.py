@@ -24,13 +24,13 @@ from ops.lib.forecasts import (
 )
 from ops.lib.target.embedding_and_head import Head, frozen_ends
 from ops.lib.target.feature_shards import FeatureReader
-from ops.lib.target.model import check_samples_fit, target_info, text_config
+from ops.lib.target.model import check_samples_fit, length_warnings, target_info, text_config
 from ops.lib.target.token_ids import mask_warning
 from ops.lib.training import rank_group
 from ops.train_dflash.batches import PlannedStep, read_plan
 from ops.train_dflash.conflicts import conflicts
-from ops.train_dflash.online import SPLITS, OnlineReader, describe_features
-from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.online import OnlineReader, describe_features
+from ops.train_dflash.op import ONLINE_SPLITS, TrainDflash
 from ops.train_dflash.shape import draft_shape
 
 Reader = FeatureReader | OnlineReader
@@ -71,7 +71,10 @@ def open_inputs(config: TrainDflash, stage: Stage) -> Inputs:
     captured, train, val = (_online if config.capture == "online" else _stored)(config, stage)
     refuse_conflicts(conflicts(config, _statements(stage)), source)
     if config.capture == "online" and tokens is not None:
-        check_samples_fit((TokenReader(tokens, split) for split in SPLITS), target)
+        readers = [TokenReader(tokens, split) for split in ONLINE_SPLITS]
+        check_samples_fit(readers, target)
+        for beyond in length_warnings(readers, target) if stage.rank == 0 else ():
+            stage.warn(beyond)
     steps, pad_multiple = read_plan(stage.inputs["batches"], train.lengths)
     draft = draft_config(config, target, captured, _parent(stage))
     if config.mask_token_id is not None and (warning := mask_warning(target.path / "model", draft.mask_token_id)):

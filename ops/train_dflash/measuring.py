@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from dsl.errors import DataError
 from dsl.stage import Stage
 from ops.evaluate.intervals import tau_names
-from ops.evaluate.prompts import Prompt, check_lengths, spread_prompts
+from ops.evaluate.lengths import check_lengths, spread_prompts
+from ops.evaluate.prompts import Prompt
 from ops.evaluate.statistics import acceptance_length
 from ops.lib.data.token_shards import TokenReader, TokenSample
 from ops.lib.drafts.backbone.model import DraftModel

@@ -34,9 +34,8 @@ from ops.lib.target.float8 import StateRows, StoredStates
 from ops.lib.target.float8_errors import MeanErrors
 from ops.lib.target.model import Target, target_info
 from ops.train_dflash.batches import Rows
-from ops.train_dflash.op import TrainDflash
+from ops.train_dflash.op import ONLINE_SPLITS, TrainDflash
 
-SPLITS = ("train", "val")
 SETTING = "capture_dtype of train_dflash"
 
 
@@ -128,7 +127,7 @@ class Capture:
         self._info = info
         self._batch_tokens = batch_tokens
         self._target = Target.load(target, str(device), getattr(torch, info["dtype"]))
-        self._readers = {split: TokenReader(tokens, split) for split in SPLITS}
+        self._readers = {split: TokenReader(tokens, split) for split in ONLINE_SPLITS}
         self._device = device
         self._one_at_a_time = threading.Lock()
 

@@ -28,6 +28,7 @@ from ops.lib.sequence_parallel.degree import known_exchange
 LAYERS = 5
 PROMPTS_AT_ONCE = 8  # val prompts that are decoded together to measure tau
 PAUSE = "pause_after"
+ONLINE_SPLITS = ("train", "val")  # that a training captures itself
 AT_LEAST_1 = validators.optional(validators.ge(1))
 SHARE = validators.and_(validators.ge(0), validators.lt(1))
 

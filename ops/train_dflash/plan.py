@@ -26,12 +26,13 @@ from ops.lib.forecasts import (
     TargetForecast,
     TokensForecast,
     first_counted,
+    length_note,
 )
 from ops.lib.sequence_parallel.degree import check_degree
 from ops.lib.target.sizes import ITEM_SIZES
 from ops.lib.thread_table import threads_of_drafting
 from ops.shard_sequence.plan import PlannedSteps
-from ops.train_dflash.op import PAUSE, TrainDflash
+from ops.train_dflash.op import ONLINE_SPLITS, PAUSE, TrainDflash
 from ops.train_dflash.shape import expected_shape
 from ops.train_dflash.work import training_work
 
@@ -86,6 +87,8 @@ def estimate(config: TrainDflash, context: PlanContext) -> Estimate:
     if online:
         of_target = target_pass(target.sizes.text, config.capture_dtype, longest, config.capture_batch_tokens, layers)
         notes.append(_not_stored(config, target, tokens, layers, context.free_disk))
+        if note := length_note(tokens, target, ONLINE_SPLITS):
+            notes.append(note)
         if launch.pool is None:
             per_pass["the target's pass"] = sum(of_target.values())
         else:

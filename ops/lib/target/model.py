@@ -29,7 +29,7 @@ from ops.lib.target.embedding_and_head import Head, stored_dtype, tensor_files
 from ops.lib.target.head_settings import head_settings
 from ops.lib.target.no_memory import lacks_memory
 from ops.lib.target.quantised import method_of
-from ops.lib.target.sizes import rope_limit, too_long
+from ops.lib.target.sizes import is_bounded, long_samples, rope_limit, too_long
 from ops.lib.target.stored_weights import find_ends, head_bias, is_of_model, listed, unexpected_tensors
 from ops.lib.target.token_ids import foreign_tokens, mask_of_texts
 from ops.lib.vision.batch import ModelInputs, collate
@@ -146,8 +146,9 @@ class Target:
         limit = rope_limit(self.family.text_config)
         for sample in samples:
             self.family.check_sample(sample)
-            if limit is not None and len(sample.input_ids) > limit:
-                raise DataError(f"sample {sample.id}: {too_long(len(sample.input_ids), limit)}")
+            length = len(sample.input_ids)
+            if limit is not None and length > limit:
+                raise DataError(f"sample {sample.id}: {too_long(length, limit, self.family.text_config)}")
         return collate(samples, self.device)
 
     def prompts(self, samples: Sequence[TokenSample]) -> ModelInputs:
@@ -397,12 +398,17 @@ def check_images_fit(reader: TokenReader, family: Family) -> None:
 
 
 def check_lengths_fit(reader: TokenReader, text: Mapping[str, Any]) -> None:
-    """Check that no sample is longer than `rope_limit`. Raises DataError that names them. text: the target's config."""
-    limit = rope_limit(text)
-    beyond = {row["id"]: row["tokens"] for row in reader.records if limit is not None and row["tokens"] > limit}
-    if beyond and limit is not None:
-        names = f"sample{'s' if len(beyond) > 1 else ''} {listed(list(beyond))}"
-        raise DataError(f"{names}: {'up to ' if len(beyond) > 1 else ''}{too_long(max(beyond.values()), limit)}")
+    """Check that no sample is longer than the target's positions, if they are known (`is_bounded`). Raises DataError
+    that names them. text: the target's config.
+    """
+    if is_bounded(text) and (wrong := long_samples(reader.records, text)):
+        raise DataError(wrong)
+
+
+def length_warnings(readers: Iterable[TokenReader], target: TargetModel) -> list[str]:
+    """Texts on samples that may be longer than the target can read: where `check_lengths_fit` does not know it."""
+    text = text_config(target)
+    return [] if is_bounded(text) else [found for reader in readers if (found := long_samples(reader.records, text))]
 
 
 def check_patches_fit(tokens: Mapping[str, Any], family: Family) -> None:

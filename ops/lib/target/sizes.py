@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -22,7 +22,7 @@ from attrs import frozen
 from dsl.errors import DataError
 from dsl.imports import child_environment, module_command
 from ops.lib.data.files import shown_json
-from ops.lib.target.stored_weights import EMBED_ENDINGS, HEAD_ENDINGS
+from ops.lib.target.stored_weights import EMBED_ENDINGS, HEAD_ENDINGS, listed
 from ops.lib.vision.config_classes import has_language_model
 from ops.lib.vision.family_config import OF_IMAGES, is_qwen, is_tied, patch_dim, text_part, vision_part
 from ops.lib.vision.processor_files import check_sizes
@@ -283,12 +283,44 @@ def rope_limit(text: Config) -> int | None:
     return min((limit for limit in limits if isinstance(limit, int)), default=None)
 
 
-def too_long(tokens: int, limit: int) -> str:
-    """What is wrong with a text of more tokens than `rope_limit`."""
+def is_bounded(text: Config) -> bool:
+    """Whether texts of more than `context_length` tokens are known to be wrong: the config states a RoPE. Without one
+    the target may have no positions at all, and the number may stand for nothing.
+    """
+    return bool(text.get("rope_theta") or ropes_of(text))
+
+
+def too_long(tokens: int, limit: int, text: Config) -> str:
+    """What is wrong with a sample of more tokens than limit, the `context_length`, as far as `is_bounded` knows it."""
+    remedy = f"drop such samples with max_length = {limit} of tokenize_chat"
+    if rope_limit(text) is not None:
+        return (
+            f"{tokens:,} tokens, and beyond {limit:,} the target's RoPE turns all texts of a batch by other angles, "
+            f"each engine by its own rule: {remedy}"
+        )
+    if is_bounded(text):
+        return (
+            f"{tokens:,} tokens, more than the {limit:,} positions of the target ({positions_field(text)} of its "
+            f"config.json), beyond which its states are poor and engines refuse requests: {remedy}"
+        )
     return (
-        f"{tokens:,} tokens, and beyond {limit:,} the target's RoPE turns all texts of a batch by other angles, each "
-        f"engine by its own rule: drop such samples with max_length = {limit} of tokenize_chat"
+        f"{tokens:,} tokens, more than {positions_field(text)} = {limit} of the target's config.json, which states no "
+        f"RoPE: whether the target reads so many is not known, and engines refuse such requests; if it does not, "
+        f"{remedy}"
     )
+
+
+def long_samples(records: Iterable[Mapping[str, Any]], text: Config) -> str:
+    """A text that names the samples of more tokens than `context_length`, and what is wrong; empty without any.
+
+    records: rows of samples.jsonl of tokens.
+    """
+    limit = context_length(text)
+    if limit is None or not (beyond := {row["id"]: row["tokens"] for row in records if row["tokens"] > limit}):
+        return ""
+    several = len(beyond) > 1
+    names = f"sample{'s' if several else ''} {listed(list(beyond))}"
+    return f"{names}: {'up to ' if several else ''}{too_long(max(beyond.values()), limit, text)}"
 
 
 def ropes_of(text: Config) -> list[Config]:

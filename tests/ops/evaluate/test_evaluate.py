@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from dsl.errors import DataError
 from ops.artifacts import Draft, TargetModel
-from ops.evaluate.prompts import Prompt, spread_prompts
+from ops.evaluate.lengths import spread_prompts
+from ops.evaluate.prompts import Prompt
 from ops.evaluate.statistics import acceptance_by_slot, acceptance_length
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.config import to_serving

@@ -19,6 +19,7 @@ from dsl.errors import DataError
 from ops.artifacts import TargetModel, TokenShards
 from ops.evaluate.benchmark_rows import Benchmark
 from ops.evaluate.intervals import missing_kinds
+from ops.evaluate.lengths import StoredPrompt, check_lengths, stored_lengths_mistake
 from ops.evaluate.op import Evaluate
 from ops.evaluate.plan import asked_prompts
 from ops.evaluate.prompts import Prompt, choose_prompts, encoder_of, read_benchmark
@@ -30,6 +31,7 @@ from ops.lib.data.files import json_line, read_json, read_jsonl
 from ops.lib.data.token_shards import KINDS, TokenReader
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_options import DraftUse
+from ops.lib.forecasts import TokensForecast
 from ops.lib.target.model import Target
 from ops.lib.vision.processor import load_processor
 from ops.tokenize_chat.encode import ChatEncoder
@@ -72,6 +74,10 @@ def test_every_answer_is_asked_behind_the_messages_before_it(served, rows):
     reader = TokenReader(served, "test")
     prompts = {prompt.id: prompt for prompt in Prompt.of_each_answer(reader)}
     assert ["long/1", "long/2", "long/3", "seen/1", "seen/2", "short"] == list(prompts)
+    stored = [prompt for record in reader.records for prompt in StoredPrompt.each(record)]
+    assert [(prompt.origin, prompt.length) for prompt in prompts.values()] == [
+        (prompt.origin, prompt.length) for prompt in stored
+    ]
     encoder = ChatEncoder(load_processor(str(served.path / "processor")))
     for each in rows:
         messages = [*each["messages"]]
@@ -90,6 +96,22 @@ def test_every_answer_is_asked_behind_the_messages_before_it(served, rows):
                 if token != before or token != placeholder
             ]
             assert encoder.prompt(messages[:place]).tolist() == [int(token) for token in single]
+
+
+def test_a_plan_refuses_lengths_that_an_evaluation_of_each_answer_would_refuse_and_no_others(served):
+    reader = TokenReader(served, "test")
+    prompts = Prompt.of_each_answer(reader)
+    longest = max(prompts, key=lambda prompt: prompt.length)
+    known = TokensForecast.read(served.path, "t", longest=max(record["tokens"] for record in reader.records))
+    text = {"max_position_embeddings": longest.length + 20, "rope_theta": 10000.0}
+    check_lengths(prompts, text, None, 19)
+    assert "" == stored_lengths_mistake(known, "test", "each", None, text, None, 19)
+    with pytest.raises(DataError, match=f"  {longest.origin}: {longest.length} "):
+        check_lengths(prompts, text, None, 20)
+    found = stored_lengths_mistake(known, "test", "each", None, text, None, 20)
+    assert found.startswith("1 of 6 prompts") and f"({longest.origin}: {longest.length} + 21 = " in found
+    # Which prompts are chosen depends on which of them have images, which samples.jsonl does not say.
+    assert "" == stored_lengths_mistake(known, "test", "each", 1, text, None, 1_000_000)
 
 
 def test_an_evaluation_of_each_answer_reports_all_turns(served, draft, lively, tmp_path):

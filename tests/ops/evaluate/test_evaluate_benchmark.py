@@ -20,8 +20,9 @@ from dsl.launch import Launch
 from dsl.op import Ref
 from ops.artifacts import Draft, ImageSamples, Samples, TargetModel, TokenShards
 from ops.evaluate.benchmark_rows import Benchmark
+from ops.evaluate.lengths import spread_prompts
 from ops.evaluate.plan import estimate
-from ops.evaluate.prompts import Dialogue, Prompt, read_benchmark, spread_prompts, with_turns
+from ops.evaluate.prompts import Dialogue, Prompt, read_benchmark, with_turns
 from ops.evaluate.show import report as evaluate_sections
 from ops.ingest.op import Ingest
 from ops.ingest.run import ingest

@@ -10,7 +10,8 @@ from attrs import frozen
 from evaluate_cases import make_draft, run_evaluate, small_draft
 
 from dsl.errors import DataError
-from ops.evaluate.prompts import Prompt, check_lengths, spread_prompts
+from ops.evaluate.lengths import check_lengths, spread_prompts
+from ops.evaluate.prompts import Prompt
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.target.model import Target

@@ -20,7 +20,8 @@ from dsl.finding import Finding
 from ops.artifacts import Draft, TargetModel, TokenShards
 from ops.check_export.run import check_report
 from ops.evaluate import turns
-from ops.evaluate.prompts import Prompt, spread_prompts
+from ops.evaluate.lengths import spread_prompts
+from ops.evaluate.prompts import Prompt
 from ops.evaluate.show import report as evaluate_sections
 from ops.evaluate.statistics import is_repetition
 from ops.lib.data.files import read_json, read_jsonl, write_jsonl
