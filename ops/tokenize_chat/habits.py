@@ -93,7 +93,7 @@ def probe(thinks: bool, tags: Sequence[tuple[str, str]] = ()) -> Renderings[Habi
             break
     long, short = called[-2:]
     pairs = tuple(dict.fromkeys(thoughts))
-    markup = _markup(prompt.text, shown, pairs, called[len(keys) : -len(with_ids)])
+    markup = _markup(with_tools.text, shown, pairs, called[len(keys) : -len(with_ids)])
     return Habits(reasoning, pairs, long.absent and not short.absent, markup)
 
 
@@ -129,20 +129,19 @@ def _markup(
 ) -> Markup:
     """The texts around the parts of an answer.
 
-    prompt: the user's turn with the generation prompt. shown: prompts, and renderings of an answer with a thought.
+    prompt: the user's turn and tools with the generation prompt. shown: prompts, and renderings of an answer with a thought.
     tags: around a thought. answers: renderings of a text, of a call, and of both.
     """
     plain, called, both = (answer.text for answer in answers)
     beside = both.partition(SAID)[2] if SAID in both else None
-    call, comes_first = opening_of_calls(plain, called, beside, (NAME, SHORT_ID))
+    call = opening_of_calls(prompt, plain.partition(SAID)[0], called, beside, (NAME, SHORT_ID))
     openings, closings = [opening for opening, _ in tags], [closing for _, closing in tags]
     for prompted, text in shown:
         before, _, behind = text.partition(THOUGHT)
         openings.append(before[agreement(prompted, before) :].strip())
-        ends = [place for place in map(behind.find, (SAID, call or SAID)) if place >= 0]
+        ends = [place for place in (behind.find(SAID), -1 if call is None else call.find(behind)) if place >= 0]
         closings += [behind[: min(ends)].strip()] if ends else []
-    is_open = any(prompt.rstrip().endswith(opening) for opening in openings if opening)
-    return Markup(_distinct(openings), _distinct(closings), is_open, call, comes_first)
+    return Markup(_distinct(openings), _distinct(closings), call)
 
 
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
