@@ -29,11 +29,13 @@ class Opening:
     text          its first characters
     unless        what stands behind them where they begin a text instead, as the recipient "user"; "" if they never do
     comes_first   whether a call is one only as the first characters of an answer, or behind its thought
+    closing       the end of the last call, where texts stand behind calls; "" where they stand before them
     """
 
     text: str
     unless: str = ""
     comes_first: bool = False
+    closing: str = ""
 
     def find(self, answer: str, start: int = 0) -> int:
         """The place of the first call from a place on, -1 without one."""
@@ -70,6 +72,12 @@ class Markup:
             call = -1
         return thought, call if call >= 0 else len(answer)
 
+    def end_of_calls(self, answer: str, start: int) -> int:
+        """The end of the calls that start at a place of an answer: that of the answer, or of the last closing."""
+        closing = "" if self.call is None else self.call.closing
+        place = answer.rfind(closing, start) if closing else -1
+        return place + len(closing) if place >= 0 else len(answer)
+
     def apart(self, answer: str, is_open: bool) -> tuple[str, str]:
         """The thought of an answer, without the texts around it, and the rest; without a whole thought "" and all."""
         end = self._end_of_thought(answer, is_open)
@@ -92,13 +100,13 @@ class Markup:
 
 
 def opening_of_calls(
-    prompt: str, header: str, called: str, beside: str | None, names: Sequence[str]
+    prompt: str, header: str, called: str, beside: str | None, names: Sequence[str], closing: str = ""
 ) -> Opening | None:
     """How a call begins; None for a template that shows no call, or fails on one.
 
     prompt: that of the answers. header: a rendering with a text, up to the text. called: that of a call without a text.
     beside: what follows the text in that of a text and a call; None if the text is not shown. names: what the call is
-    named by.
+    named by. closing: as in Opening.
     """
     same = agreement(header, called)
     own = _before(called[same:], names) if header else None
@@ -113,7 +121,7 @@ def opening_of_calls(
         own = own[len(own) - same :] if same else own
     tag = TAG.match(own.lstrip())
     opening = tag[0] if tag else own
-    return Opening(opening, unless, tag is None and behind is None) if opening else None
+    return Opening(opening, unless, tag is None and behind is None, closing) if opening else None
 
 
 def _before(text: str, names: Sequence[str]) -> str | None:
@@ -142,6 +150,9 @@ class TokenKinds:
         places = range(len(ids) + 1)
         if call < len(text):
             kinds[bisect_right(places, call, key=lambda end: len(self.decode(ids[:end]))) - 1 :] = CALL
+            behind = self.markup.end_of_calls(text, call)
+            if behind < len(text):
+                kinds[bisect_left(places, behind, key=lambda end: len(self.decode(ids[:end]))) :] = TEXT
         if thought:
             kinds[: bisect_left(places, thought, key=lambda end: len(self.decode(ids[:end])))] = REASONING
         if ids and ids[-1] in self.eos_token_ids:
