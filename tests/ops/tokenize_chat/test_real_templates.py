@@ -302,12 +302,15 @@ def kinds_of_markers(encoder: ChatEncoder, messages: list[dict[str, Any]]) -> It
 
 @pytest.mark.parametrize("name", FOUND)
 def test_each_token_of_a_thought_a_text_and_a_call_has_its_kind(base, name):
+    seen = set()
     for thinking in (None,) if "enable_thinking" not in FOUND[name] else (True, False):
         encoder = ChatEncoder(real_processor(base, FOUND[name]), thinking)
         for messages in MARKED:
             is_analysis = name in AS_REASONING and "tool_calls" in messages[-1]
             for kind, found in kinds_of_markers(encoder, messages):
+                seen.add(kind)
                 assert (REASONING if kind == TEXT and is_analysis else kind) == found, (thinking, messages[1:])
+    assert TEXT in seen or not seen  # all of them are dropped
 
 
 @pytest.mark.skipif("qwen3" not in FOUND, reason="not among them")
