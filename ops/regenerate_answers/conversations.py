@@ -149,7 +149,8 @@ class Prompts:
         return evolve(answer, called=call < len(answer.text))
 
     def as_written(self, conversation: Conversation, answer: Answer, written: str) -> Answer:
-        """The next answer of a conversation with its thought as reasoning, where the target thinks in special tokens, which no text may hold.
+        """The next answer of a conversation with its thought as reasoning, where the target thinks in special tokens,
+        which no text may hold.
 
         written: all of it, as `text` gives it, of which a server's parsers may have left less in the answer.
         """

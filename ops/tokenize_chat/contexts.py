@@ -4,8 +4,8 @@ An answer is what follows the prompt that a server renders from everything befor
 answer with the generation prompt. `full` are the messages up to and with the answer. Where `full` begins with `prompt`,
 the answer is the rest. Else the template shows history otherwise than it prompted for it, and the answer begins in
 `full` behind its header (`_answer_behind_header`). Then the text is the prompt and the answer, as the target wrote it.
-A header of the assistant's turn that only history has, as Diffusion Gemma's has one behind results, whose prompt goes on
-in the turn of the call, is no part of the answer.
+A header that only history has is no part of the answer: that of Diffusion Gemma has one behind results, where the
+prompt goes on in the turn of the call.
 
 An answer of which the target's ids are known is these ids: nothing of it is rendered, since some templates cannot show
 what their targets write.

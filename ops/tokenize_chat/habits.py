@@ -134,8 +134,8 @@ def _markup(
 ) -> Markup:
     """The texts around the parts of an answer.
 
-    prompt: the user's turn and tools with the generation prompt. shown: prompts, and renderings of an answer with a thought.
-    tags: around a thought. answers: renderings of a text, of a call, and of both.
+    prompt: the user's turn and tools with the generation prompt. shown: prompts, and renderings of an answer with a
+    thought. tags: around a thought. answers: renderings of a text, of a call, and of both.
     """
     plain, called, both = (answer.text for answer in answers)
     beside = both.partition(SAID)[2] if SAID in both else None

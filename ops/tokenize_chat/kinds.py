@@ -141,7 +141,8 @@ class TokenKinds:
     def of(self, answer: Sequence[int], before: Sequence[int]) -> np.ndarray:
         """The kind of each token of an answer, places in KINDS, uint8 [S]. Only its last token can be an end.
 
-        before: the tokens before the answer, or so many of the last that they show whether a thought was opened. A token that begins before a thought's end is reasoning; one that has the first character of a call is a call.
+        before: the tokens before the answer, of which the last ones show whether a thought was opened. A token that
+        begins before a thought's end is reasoning; one that has the first character of a call is a call.
         """
         ids = list(answer)
         text = self.decode(ids)
