@@ -28,7 +28,7 @@ def _temperature(_instance: object, _attribute: object, temperature: float) -> N
 
 
 @op(
-    version=1,
+    version=2,
     run="ops.evaluate.run:evaluate",
     key_libraries=("torch", "transformers", "numpy", "scipy", "tokenizers", "pillow"),
     resumable=True,

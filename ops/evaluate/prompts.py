@@ -71,6 +71,10 @@ class Prompt:
     later_lengths: tuple[int, ...] = ()
     follow: Callable[[Sequence[int]], Prompt] | None = None
 
+    def ids(self) -> list[int]:
+        """The tokens of the prompt; its sample is read for them."""
+        return self.sample().prompt().input_ids.tolist()
+
     @classmethod
     def held_out(cls, reader: TokenReader) -> list[Prompt]:
         """A prompt for the last answer of every conversation of a split; its answers are not used.

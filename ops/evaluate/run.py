@@ -87,7 +87,10 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         trained_block_size=trained.block_size,
         answered=answered,
         further=further,
-        kinds=[encoder.kinds.of(result.speculative.tokens).tolist() for result in answered.results],
+        kinds=[
+            encoder.kinds.of(result.speculative.tokens, prompt.ids()).tolist()
+            for prompt, result in zip(answered.prompts, answered.results, strict=True)
+        ],
         enable_thinking=read_json(stage.inputs["tokens"].path / "tokens.json").get("enable_thinking"),
         inputs={name: given.digest for name, given in sorted(stage.inputs.items()) if given is not None},
         imported=None if config.mtp else import_record(stage.inputs["draft"].path),

@@ -93,9 +93,11 @@ class Prompts:
 
     def opens_thought(self, row: dict[str, Any]) -> bool:
         """Whether the generation prompt after a row's messages opens a thought, so that answers lack the tag."""
+        return self._prompt(row).rstrip().endswith(THINK)
+
+    def _prompt(self, row: dict[str, Any]) -> str:
         messages, tools, documents = self.shown(row["messages"]), row.get("tools", ()), row.get("documents", ())
-        prompt = self.encoder.template.render(messages, prompt=True, tools=tools, documents=documents)
-        return prompt.rstrip().endswith(THINK)
+        return self.encoder.template.render(messages, prompt=True, tools=tools, documents=documents)
 
     def ids(self, row: dict[str, Any]) -> tuple[list[int], int]:
         """The ids of the prompt after a row's messages, with one placeholder for each image, and their number with
@@ -142,11 +144,13 @@ class Prompts:
             if before is not None:
                 calls = conversation.with_ids(wanted["tool_calls"])
                 return evolve(answer, text=before.rstrip(), called=True, calls=calls)
-        _, call = self.encoder.habits.markup.parts(answer.text)
+        markup = self.encoder.habits.markup
+        _, call = markup.parts(answer.text, markup.is_opened_by(self._prompt(conversation.asked)))
         return evolve(answer, called=call < len(answer.text))
 
-    def as_written(self, answer: Answer, written: str) -> Answer:
-        """An answer with its thought as reasoning, where the target thinks in special tokens, which no text may hold.
+    def as_written(self, conversation: Conversation, answer: Answer, written: str) -> Answer:
+        """The next answer of a conversation with its thought as reasoning, where the target thinks in special tokens,
+        which no text may hold.
 
         written: all of it, as `text` gives it, of which a server's parsers may have left less in the answer.
         """
@@ -155,7 +159,8 @@ class Prompts:
         special, markup = self.encoder.template.special_tokens, self.encoder.habits.markup
         if not any(tag in special for pair in self.encoder.habits.thoughts for tag in pair):
             return answer
-        return evolve(answer, text=markup.apart(answer.text)[1], reasoning=markup.apart(written)[0])
+        is_open = markup.is_opened_by(self._prompt(conversation.asked))
+        return evolve(answer, text=markup.apart(answer.text, is_open)[1], reasoning=markup.apart(written, is_open)[0])
 
     def takes(self, text: str, tokens: list[int]) -> bool:
         """True, if an answer's tokens can be learnt as they are. text: as `text` gives it.

@@ -240,7 +240,7 @@ class EndpointAnswerer:
             return evolve(answer, reason=UNREADABLE_CALLS)
         if not reply.called:
             answer = self.prompts.with_calls(conversation, answer)
-        answer = self.prompts.as_written(answer, written)
+        answer = self.prompts.as_written(conversation, answer, written)
         if ids is not None:
             return conversation.judged(answer, lambda _: self.prompts.takes(written, ids))
         if reply.tokens is None:

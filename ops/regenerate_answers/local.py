@@ -102,5 +102,5 @@ class Answerer:
         stopped = bool(tokens) and tokens[-1] in self.target.eos_token_ids
         text = self.prompts.text(tokens[:-1] if stopped else tokens)
         answer = Answer(text, "stop" if stopped else "length", len(tokens), ids=tokens)
-        answer = self.prompts.as_written(self.prompts.with_calls(conversation, answer), text)
+        answer = self.prompts.as_written(conversation, self.prompts.with_calls(conversation, answer), text)
         return conversation.judged(answer, lambda _: self.prompts.takes(text, tokens))

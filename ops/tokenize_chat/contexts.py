@@ -4,6 +4,8 @@ An answer is what follows the prompt that a server renders from everything befor
 answer with the generation prompt. `full` are the messages up to and with the answer. Where `full` begins with `prompt`,
 the answer is the rest. Else the template shows history otherwise than it prompted for it, and the answer begins in
 `full` behind its header (`_answer_behind_header`). Then the text is the prompt and the answer, as the target wrote it.
+A header that only history has is no part of the answer: that of Diffusion Gemma has one behind results, where the
+prompt goes on in the turn of the call.
 
 An answer of which the target's ids are known is these ids: nothing of it is rendered, since some templates cannot show
 what their targets write.
@@ -193,13 +195,15 @@ def serve(
         for turn, _, _ in some:
             prompt = next(shown).text
             pairs.append((prompt, prompt + generated[turn].text if turn in generated else next(shown).text))
-        probes = yield from _probed(history, own, tools, [turn for turn, _, _ in some], pairs)
+        probes = yield from _probed(habits, history, own, tools, [turn for turn, _, _ in some], pairs)
         for (turn, number, was_cut), (prompt, full), probe in zip(some, pairs, probes, strict=True):
             if turn in generated:
                 grown.add(Asked(len(prompt), len(full), True, turn, number, generated[turn].ids), full)
                 continue
-            answer = full[len(prompt) :]
             if probe is not None:
+                full, probe = _without_header(habits, prompt, full, probe)
+            answer = full[len(prompt) :]
+            if probe is not None and not full.startswith(prompt):
                 answer = _answer_behind_header(habits, prompt, full, answers[turn], probe)
             elif habits.ends_open(prompt) and not habits.closes(answer) and not was_cut:
                 raise _no_thought(habits, prompt)
@@ -293,7 +297,8 @@ def _with_short_ids(messages: Messages) -> list[dict[str, Any]]:
 
 @frozen
 class _Probe:
-    """Renderings that show where the header of an answer ends, for one whose prompt its conversation does not show.
+    """Renderings that show where the header of an answer ends, for one whose prompt its conversation does not show, or
+    behind whose prompt it shows a header.
 
     before: the messages before it, without a generation prompt. plain, other: `full` with a plain answer, and with one
     of other words. marked: `full` with `mark` at the end of the message before the answer, to see where that ends.
@@ -307,10 +312,19 @@ class _Probe:
 
 
 def _probed(
-    history: Messages, own: Messages, tools: Tools, turns: Sequence[int], pairs: Sequence[tuple[str, str]]
+    habits: Habits,
+    history: Messages,
+    own: Messages,
+    tools: Tools,
+    turns: Sequence[int],
+    pairs: Sequence[tuple[str, str]],
 ) -> Renderings[list[_Probe | None]]:
     """A probe for each answer that needs one."""
-    needed = [turn for turn, (prompt, full) in zip(turns, pairs, strict=True) if not full.startswith(prompt)]
+
+    def needs_one(prompt: str, full: str) -> bool:
+        return not full.startswith(prompt) or (bool(habits.header) and full.startswith(habits.header, len(prompt)))
+
+    needed = [turn for turn, pair in zip(turns, pairs, strict=True) if needs_one(*pair)]
     if not needed:
         return [None] * len(turns)
     everything = "\0".join(strings_in([own, tools]))
@@ -346,6 +360,20 @@ def _other(answer: dict[str, Any], mark: str) -> dict[str, Any]:
         function = {"name": mark, "arguments": {mark: mark}}
         changed["tool_calls"] = [{**call, "function": function} for call in answer["tool_calls"]]
     return changed
+
+
+def _without_header(habits: Habits, prompt: str, full: str, probe: _Probe) -> tuple[str, _Probe]:
+    """`full` and the probe's answers without a header that the generation prompt lacks."""
+    generation = agreement(prompt, probe.before.text)
+    shown = prompt[:generation] + habits.header
+    if not habits.header or habits.header in prompt[generation:] or not full.startswith(shown):
+        return full, probe
+
+    def without(text: str) -> str:
+        return prompt[:generation] + text[len(shown) :] if text.startswith(shown) else text
+
+    plain, other = (evolve(each, text=without(each.text)) for each in (probe.plain, probe.other))
+    return without(full), evolve(probe, plain=plain, other=other)
 
 
 def _answer_behind_header(habits: Habits, prompt: str, full: str, answer: Parted, probe: _Probe) -> str:

@@ -409,7 +409,7 @@ class ChatEncoder:
                 behind = first + len(own)
             elif end is not None and end < len(context.text):
                 behind = _token_at(tokens, end, context.text)
-            kinds[first:behind] = self.kinds.of(ids[first:behind].tolist())
+            kinds[first:behind] = self.kinds.of(ids[first:behind].tolist(), ids[:first].tolist())
             answers.append((first, turn))
         mask, learnt = kinds > 0, torch.from_numpy(kinds[kinds > 0])
         pair = torch.from_numpy(ids), torch.from_numpy(mask)

@@ -36,12 +36,14 @@ class Habits:
     thoughts     pairs of tags around a thought: those of the template, <think>, and special tokens for thoughts
     short_ids    whether it takes only ids of calls of 9 letters and digits
     markup       the texts around the parts of an answer
+    header       what it writes before the answer to a first question, in the prompt and in history
     """
 
     reasoning: str | None
     thoughts: tuple[tuple[str, str], ...]
     short_ids: bool
     markup: Markup
+    header: str
 
     def leaves_open(self, text: str) -> bool:
         """Whether a thought begins in the text and does not end there."""
@@ -73,8 +75,10 @@ def probe(thinks: bool, tags: Sequence[tuple[str, str]] = ()) -> Renderings[Habi
     """Find the habits of a template. thinks: whether it has the end of a thought. tags: special tokens for thoughts."""
     keys = (*KEYS, *((IN_TEXT,) if thinks else ()))
     asked, said = [_say("user")], _say("assistant", SAID)
-    prompt, *plain = yield [
+    prompt, before, answered, *plain = yield [
         Rendering(asked, prompt=True, may_fail=True),
+        Rendering(asked, may_fail=True),
+        Rendering([*asked, said], may_fail=True),
         *(Rendering([*asked, with_thought(said, key)], may_fail=True) for key in keys),
     ]
     calls = [[*asked, with_thought(_call(""), key)] for key in keys]
@@ -93,8 +97,9 @@ def probe(thinks: bool, tags: Sequence[tuple[str, str]] = ()) -> Renderings[Habi
             break
     long, short = called[-2:]
     pairs = tuple(dict.fromkeys(thoughts))
-    markup = _markup(prompt.text, shown, pairs, called[len(keys) : -len(with_ids)])
-    return Habits(reasoning, pairs, long.absent and not short.absent, markup)
+    markup = _markup(with_tools.text, shown, pairs, called[len(keys) : -len(with_ids)])
+    header = prompt.text[agreement(prompt.text, before.text) : agreement(prompt.text, answered.text)]
+    return Habits(reasoning, pairs, long.absent and not short.absent, markup, header)
 
 
 @frozen
@@ -129,20 +134,24 @@ def _markup(
 ) -> Markup:
     """The texts around the parts of an answer.
 
-    prompt: the user's turn with the generation prompt. shown: prompts, and renderings of an answer with a thought.
-    tags: around a thought. answers: renderings of a text, of a call, and of both.
+    prompt: the user's turn and tools with the generation prompt. shown: prompts, and renderings of an answer with a
+    thought. tags: around a thought. answers: renderings of a text, of a call, and of both.
     """
     plain, called, both = (answer.text for answer in answers)
     beside = both.partition(SAID)[2] if SAID in both else None
-    call, comes_first = opening_of_calls(plain, called, beside, (NAME, SHORT_ID))
+    closing = (
+        TAG.findall(both[both.find(NAME, agreement(prompt, both)) : both.find(SAID)]) if beside is not None else []
+    )
+    call = opening_of_calls(
+        prompt, plain.partition(SAID)[0], called, beside, (NAME, SHORT_ID), closing[-1] if closing else ""
+    )
     openings, closings = [opening for opening, _ in tags], [closing for _, closing in tags]
     for prompted, text in shown:
         before, _, behind = text.partition(THOUGHT)
         openings.append(before[agreement(prompted, before) :].strip())
-        ends = [place for place in map(behind.find, (SAID, call or SAID)) if place >= 0]
+        ends = [place for place in (behind.find(SAID), -1 if call is None else call.find(behind)) if place >= 0]
         closings += [behind[: min(ends)].strip()] if ends else []
-    is_open = any(prompt.rstrip().endswith(opening) for opening in openings if opening)
-    return Markup(_distinct(openings), _distinct(closings), is_open, call, comes_first)
+    return Markup(_distinct(openings), _distinct(closings), call)
 
 
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:

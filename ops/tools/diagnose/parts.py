@@ -108,7 +108,9 @@ def learnt_tokens(reader: TokenReader, kinds: TokenKinds | None) -> Learnt:
         if stored is not None:
             kinds_L = stored.numpy()[learnt_L].tolist()
         elif kinds is not None:
-            kinds_L = [kind for run in runs for kind in kinds.of(ids_S[run].tolist()).tolist()]
+            kinds_L = [
+                kind for run in runs for kind in kinds.of(ids_S[run].tolist(), ids_S[: run[0]].tolist()).tolist()
+            ]
         found.tokens["kind"].update(KINDS[kind] for kind in kinds_L if kind != END)
     return found
 
@@ -163,7 +165,7 @@ def _keys(
     if all(prompt.turn is not None for prompt in prompts):
         keys["turn"] = lambda place, _: str(prompts[place].turn)
     if kinds is not None:
-        of_tokens = [kinds.of(answer.tokens) for answer in answers]
+        of_tokens = [kinds.of(answer.tokens, prompt.ids()) for prompt, answer in zip(prompts, answers, strict=True)]
         keys["kind"] = lambda place, anchor: KINDS[of_tokens[place][anchor]]
     groups = reported_groups([prompt.topic for prompt in prompts])
     if set(groups) != {REST}:

@@ -248,7 +248,7 @@ def test_tau_by_kind_equals_a_walk_through_the_tokens_and_adds_up_to_all(kinds):
         while sum(accepted) + len(accepted) < len(ids) - 1:
             accepted.append((len(accepted) + number) % block)
         answers.append(Decoded(tuple(ids), accepted=tuple(accepted)))
-    of_tokens = [kinds.of(answer.tokens) for answer in answers]
+    of_tokens = [kinds.of(answer.tokens, ()) for answer in answers]
     config = evaluate_config(max_new_tokens=200)
     prompts = [Prompt(f"{n}", f"{n}", "text", 10, False, lambda: None) for n in range(3)]
     results = [

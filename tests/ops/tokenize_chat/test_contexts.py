@@ -25,13 +25,14 @@ from agent_rows import (
     with_template,
     write_agent_processor,
 )
-from agent_templates import TEMPLATES, text_of
+from agent_templates import OPENS, TEMPLATES, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.template_kinds import clock_now
 from ops.tokenize_chat.encode import ChatEncoder
+from ops.tokenize_chat.kinds import END, REASONING, TEXT
 from ops.tokenize_chat.rendering import agreement
 from ops.tokenize_chat.template import (
     ANSWER_CHANGED,
@@ -449,3 +450,21 @@ def test_reasoning_is_found_under_any_key(base):
     assert ChatEncoder(with_template(base, shown, ["<|im_end|>"])).habits.reasoning == "reasoning"
     in_text = TEMPLATES["extends"].text + "{# </think> #}"
     assert ChatEncoder(with_template(base, in_text, ["<|im_end|>"])).habits.reasoning == "content"
+
+
+def test_an_answer_whose_prompt_goes_on_behind_a_result_has_no_header_and_begins_inside_its_thought(base):
+    """As Diffusion Gemma: only history has a header behind results, and prompts open a thought only there."""
+    asks = "{{- '<|im_start|>assistant\\n<think>\\n' }}"
+    goes_on = "{{- '<think>\\n' if messages[-1].role == 'tool' else '<|im_start|>assistant\\n' }}"
+    assert OPENS.count(asks) == 1
+    template = TEMPLATES["opens"]
+    encoder = ChatEncoder(with_template(base, OPENS.replace(asks, goes_on), template.eos, template.special))
+    messages = conversation(ASK, calls("Paris"), SUN, why(SUNNY, WHY_SUN))
+    [found] = encoder.serve_batch([messages], [()], ["a"], [TOOLS])
+    [encoded] = [encoder.encode_context(messages, context) for context in found.contexts]
+    first, decode = encoded.answers[1][0], encoder.processor.tokenizer.decode
+    assert decode(encoded.input_ids[:first]).endswith("</tool_response><|im_end|>\n<think>\n")
+    learnt = encoded.input_ids[first:][encoded.loss_mask[first:]]
+    kinds = encoded.kinds[-len(learnt) :]
+    parts = [decode(learnt[kinds == kind]) for kind in (REASONING, TEXT, END)]
+    assert ["It says clear.\n</think>", "\n\nSunny.", "<|im_end|>"] == parts

@@ -27,7 +27,7 @@ from ops.artifacts import TokenShards
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import KINDS, TokenReader
 from ops.tokenize_chat.encode import ChatEncoder
-from ops.tokenize_chat.kinds import CALL, END, REASONING, TEXT, Markup, TokenKinds, opening_of_calls
+from ops.tokenize_chat.kinds import CALL, END, REASONING, TEXT, Markup, Opening, TokenKinds, opening_of_calls
 
 # By hand: the ends of a thought, and the opening of a call.
 PARTS = {
@@ -103,39 +103,50 @@ def test_the_kinds_are_those_of_the_parts_that_a_target_writes(encoders, name):
 
 def test_a_call_in_bare_json_is_one_only_as_the_first_characters_of_an_answer():
     header = "<s>user\nw</s><s>assistant\n"
-    opening, comes_first = opening_of_calls(f"{header}x", f'{header}{{"name": "look", "parameters"', None, ("look",))
-    assert ('{"name": "', True) == (opening, comes_first)
-    markup = Markup(("<think>",), ("</think>",), False, opening, comes_first)
-    assert (0, 0) == markup.parts('{"name": "f"}')
+    opening = opening_of_calls(header, header, f'{header}{{"name": "look", "parameters"', None, ("look",))
+    assert Opening('{"name": "', comes_first=True) == opening
+    markup = Markup(("<think>",), ("</think>",), opening)
+    assert (0, 0) == markup.parts('{"name": "f"}', False)
     text = 'See {"name": "f"}'
-    assert (0, len(text)) == markup.parts(text)
-    assert (10 + len("</think>"), 18) == markup.parts('<think>why</think>{"name": "f"}')
+    assert (0, len(text)) == markup.parts(text, False)
+    assert (10 + len("</think>"), 18) == markup.parts('<think>why</think>{"name": "f"}', False)
 
 
 def test_the_opening_of_a_call_is_what_stands_before_it_with_and_without_a_text():
     """Without, gpt-oss writes it behind the header of its prompt; with a text, behind another header."""
     header, named = "<|start|>assistant", ("look",)
     opening = opening_of_calls(
-        f"{header}<|channel|>final<|message|>x", f"{header} to=functions.look<|channel|>", None, named
+        header, f"{header}<|channel|>final<|message|>", f"{header} to=functions.look<|channel|>", None, named
     )
-    assert (" to=functions.", True) == opening
+    assert Opening(" to=functions.", comes_first=True) == opening
     beside = "<|end|><|start|>assistant to=functions.look"
-    opening = opening_of_calls(f"{header}<|channel|>final", f"{header} to=functions.look", beside, named)
-    assert (" to=functions.", False) == opening
-    assert ("<call>", False) == opening_of_calls("a: x", "a: <call>look", "(look", named)
-    assert (None, False) == opening_of_calls("", "tools: look", None, named)
-    assert (None, False) == opening_of_calls("a: x", "a: ", None, named)
+    opening = opening_of_calls(header, f"{header}<|channel|>final", f"{header} to=functions.look", beside, named)
+    assert Opening(" to=functions.") == opening
+    assert Opening("<call>") == opening_of_calls("a: ", "a: ", "a: <call>look", "(look", named)
+    assert opening_of_calls("", "", "tools: look", None, named) is None
+    assert opening_of_calls("a: ", "a: ", "a: ", None, named) is None
     called = "a: <think>\n</think>\n\n<tool_call>\nlook"
-    assert ("<tool_call>", False) == opening_of_calls("a: x", called, "\n\n<tool_call>\nlook", named)
+    assert Opening("<tool_call>") == opening_of_calls("a: ", "a: ", called, "\n\n<tool_call>\nlook", named)
+
+
+def test_a_name_in_the_place_of_a_texts_recipient_is_that_of_a_call():
+    header = "<|start|>assistant"
+    called = f'{header} to=look<|message|><invoke name="look">'
+    opening = opening_of_calls(header, f"{header} to=user<|message|>", called, None, ("look",))
+    assert Opening(" to=", unless="user<|message|>", comes_first=True) == opening
+    markup = Markup((), (), opening)
+    assert (0, 0) == markup.parts(" to=user_of<|message|><invoke", False)
+    for text in (" to=user<|message|>Sunny.", " to=user<|message|>It has to=look in it."):
+        assert (0, len(text)) == markup.parts(text, False)
 
 
 def test_an_answer_that_was_cut_inside_its_thought_is_reasoning_as_a_whole():
-    opened = Markup(("<think>",), ("</think>",), True, "<tool_call>", False)
-    closed = Markup(("<think>",), ("</think>",), False, "<tool_call>", False)
-    assert (12, 12) == opened.parts("I may say it")
-    assert (0, 12) == closed.parts("I may say it")
-    assert (16, 16) == closed.parts("<think>I may say")
-    assert (0, 22) == closed.parts("The tag </think> ends.")
+    markup = Markup(("<think>",), ("</think>",), Opening("<tool_call>"))
+    assert markup.is_opened_by("assistant\n<think>\n") and not markup.is_opened_by("<think>\n\n</think>\n\n")
+    assert (12, 12) == markup.parts("I may say it", True)
+    assert (0, 12) == markup.parts("I may say it", False)
+    assert (16, 16) == markup.parts("<think>I may say", False)
+    assert (0, 22) == markup.parts("The tag </think> ends.", False)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +155,10 @@ def test_an_answer_that_was_cut_inside_its_thought_is_reasoning_as_a_whole():
 )
 def test_kinds_of_tokens_that_hold_parts_of_characters(text):
     """Tokens of one byte each: a token's kind is that of the character that it belongs to."""
-    markup = Markup(("<think>",), ("</think>",), "</think>" in text, "<tool_call>", False)
-    kinds = TokenKinds(markup, lambda ids: bytes(ids).decode(errors="replace"), ()).of(list(text.encode()))
-    thought, call = markup.parts(text)
+    markup = Markup(("<think>",), ("</think>",), Opening("<tool_call>"))
+    before = list(b"a: <think>\n" if "</think>" in text else b"a: ")
+    kinds = TokenKinds(markup, lambda ids: bytes(ids).decode(errors="replace"), ()).of(list(text.encode()), before)
+    thought, call = markup.parts(text, "</think>" in text)
     by_character = [REASONING] * thought + [TEXT] * (call - thought) + [CALL] * (len(text) - call)
     expected = [kind for kind, character in zip(by_character, text, strict=True) for _ in character.encode()]
     assert expected == kinds.tolist()

@@ -15,12 +15,14 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from agent_rows import (
     ASK,
     NAME,
     SAMPLES,
+    SUN,
     SUNNY,
     TOOLS,
     WHY,
@@ -46,6 +48,7 @@ from ops.lib.vision.processor import Processor
 from ops.lib.vision.template_kinds import CLOCK, clock_now
 from ops.tokenize_chat.contexts import as_shown
 from ops.tokenize_chat.encode import ChatEncoder
+from ops.tokenize_chat.kinds import CALL, REASONING, TEXT
 
 # Tokens that end an answer by the kind of its markup; real checkpoints name them in generation_config.json.
 ENDS = (
@@ -122,10 +125,11 @@ def base(tmp_path_factory):
     return write_agent_processor(tmp_path_factory.mktemp("processor") / "base")
 
 
-def expected(encoder: ChatEncoder, text: str, sample: str, thinking: bool | None) -> Iterator[tuple[str, str]]:
+def expected(encoder: ChatEncoder, name: str, sample: str, thinking: bool | None) -> Iterator[tuple[str, str]]:
     """What a server renders before each answer, by transformers, and what its target writes: what the messages with the
     answer have behind the prompt, or, where they rewrite the history, the same answer to a first question.
     """
+    text = FOUND[name]
     own, history, _ = as_shown(encoder.habits, SAMPLES[sample], keeps_reasoning=True)
     options = {**encoder.processor.tokenizer.special_tokens_map, CLOCK: clock_now}
     options |= {} if thinking is None else {"enable_thinking": thinking}
@@ -138,6 +142,10 @@ def expected(encoder: ChatEncoder, text: str, sample: str, thinking: bool | None
     for turn, message in enumerate(own):
         if message["role"] == "assistant":
             prompt, full = rendered(history[:turn], prompt=True), rendered([*history[:turn], message])
+            if name == "diffusion_gemma" and history[turn - 1]["role"] == "tool":  # as gemma4_v5, which it was made of
+                before, header, answer = full.rpartition("<|turn>model\n")
+                assert prompt.startswith(before) and header not in prompt[len(before) :]
+                full = before + answer
             first = rendered([ASK], prompt=True), rendered([ASK, message])
             yield prompt, behind(encoder, *((prompt, full) if full.startswith(prompt) else first))
 
@@ -204,7 +212,7 @@ def test_every_sample_is_learnt_as_served_or_dropped_by_name(base, name, thinkin
         made.append(len(contexts))
         answers = [message for message in messages if message["role"] == "assistant"]
         runs = [run for context in contexts for run in context]
-        wanted = [pair_of_ids(encoder, *pair) for pair in expected(encoder, text, sample, thinking)]
+        wanted = [pair_of_ids(encoder, *pair) for pair in expected(encoder, name, sample, thinking)]
         for place, (asked, written) in enumerate(wanted):  # an EOS that only the next message writes is learnt too
             if written[-1] not in encoder.processor.eos_token_ids and place + 1 < len(runs):
                 following = runs[place + 1][0]
@@ -222,6 +230,87 @@ def test_every_sample_is_learnt_as_served_or_dropped_by_name(base, name, thinkin
             reasons = [message.get("reasoning_content", "") for message in answers]
             assert all(reason in shown for reason, shown in zip(reasons, texts, strict=True))
     assert IN_DOCS.get((name, thinking), made) == made
+
+
+@pytest.mark.skipif("diffusion_gemma" not in FOUND, reason="not among them")
+def test_an_answer_behind_a_result_of_diffusion_gemma_goes_on_in_the_turn_of_the_call(base):
+    """History has a header there, with which no prompt ends: a server's prompt ends with the result."""
+    processor = real_processor(base, FOUND["diffusion_gemma"])
+
+    def ids(*parts: str) -> list[int]:
+        return [one for part in parts for one in processor.tokenizer(part, add_special_tokens=False).input_ids]
+
+    [[called, (asked, written)]] = learnt(ChatEncoder(processor, False), "one call")
+    result = ids("response:get_weather{value:", '<|"|>', "result: clear sky", '<|"|>', "}", "<tool_response|>")
+    assert ids("Sunny.", "<turn|>") == written
+    assert [*called[0], *called[1], *result] == asked
+    assert ids("<|turn>", "model\n") == called[0][-len(ids("<|turn>", "model\n")) :]
+    assert ids("<|tool_response>") == called[1][-1:]
+
+    [[_, (asked, written)]] = learnt(ChatEncoder(processor, True), "reasoning")
+    assert ids("It says clear.\n", "<channel|>", "Sunny.", "<turn|>") == written
+    assert (
+        ids("<tool_response|>", "<|channel>", "thought\n")
+        == asked[-len(ids("<tool_response|>", "<|channel>", "thought\n")) :]
+    )
+
+
+MARKERS = {REASONING: "Qx looks within", TEXT: "Zw says so much", CALL: "Jv_finds_it"}
+CALLED = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "name": MARKERS[CALL]}}]
+CALLING = {"type": "function", "function": {"name": MARKERS[CALL], "arguments": {"city": MARKERS[CALL][::-1]}}}
+
+
+AS_REASONING = ("gptoss", "openai-gpt-oss-120b")  # the text beside a call is an analysis in their templates
+
+
+def marked(text: bool = False, thought: bool = False, calling: bool = False) -> dict[str, Any]:
+    """An answer of these parts, each a marker that nothing else holds."""
+    answer = say("assistant", MARKERS[TEXT] if text else "", **({"tool_calls": [CALLING]} if calling else {}))
+    return why(answer, MARKERS[REASONING]) if thought else answer
+
+
+MARKED = [
+    conversation(ASK, *([first, SUN] if behind else []), marked(text, thought, calling))
+    for behind in (False, True)
+    for thought in (False, True)
+    for first in [marked(thought=thought, calling=True)]
+    for text, calling in ((True, False), (False, True), (True, True))
+]
+
+
+def kinds_of_markers(encoder: ChatEncoder, messages: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
+    """The kind of the marker in which a token of the last answer lies, and the kind that it has; none of a dropped one.
+
+    A slow oracle: where each token stands in the answer is found by decoding all tokens up to it.
+    """
+    tools = CALLED if any("tool_calls" in message for message in messages) else []
+    [found] = encoder.serve_batch([messages], [()], ["a"], [tools])
+    if isinstance(found, Unusable):
+        return
+    encoded = encoder.encode_context(messages, found.contexts[-1])
+    first, decode = encoded.answers[-1][0], encoder.processor.tokenizer.decode
+    ids = encoded.input_ids[first:][encoded.loss_mask[first:]].tolist()
+    answer, kinds = decode(ids), encoded.kinds[-len(ids) :].tolist()
+    ends = [len(decode(ids[:end])) for end in range(len(ids) + 1)]
+    for kind, marker in MARKERS.items():
+        for one in (marker, marker[::-1]):
+            for place in re.finditer(re.escape(one), answer):
+                for number, token_kind in enumerate(kinds):
+                    if place.start() <= ends[number] < ends[number + 1] <= place.end():
+                        yield kind, token_kind
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_each_token_of_a_thought_a_text_and_a_call_has_its_kind(base, name):
+    seen = set()
+    for thinking in (None,) if "enable_thinking" not in FOUND[name] else (True, False):
+        encoder = ChatEncoder(real_processor(base, FOUND[name]), thinking)
+        for messages in MARKED:
+            is_analysis = name in AS_REASONING and "tool_calls" in messages[-1]
+            for kind, found in kinds_of_markers(encoder, messages):
+                seen.add(kind)
+                assert (REASONING if kind == TEXT and is_analysis else kind) == found, (thinking, messages[1:])
+    assert TEXT in seen or not seen  # all of them are dropped
 
 
 @pytest.mark.skipif("qwen3" not in FOUND, reason="not among them")

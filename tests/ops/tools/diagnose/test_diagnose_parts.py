@@ -17,7 +17,7 @@ from ops.evaluate.statistics import steps_of
 from ops.lib.data.files import write_json, write_jsonl
 from ops.lib.data.token_shards import KINDS, TokenReader, TokenSample, write_token_shard
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.tokenize_chat.kinds import CALL, END, TEXT, Markup, TokenKinds
+from ops.tokenize_chat.kinds import CALL, END, TEXT, Markup, Opening, TokenKinds
 from ops.tools.diagnose.judgement import CAUSE, FINE, MORE_PROMPTS, NOTE, UNMEASURED
 from ops.tools.diagnose.parts import learnt_tokens, part_findings, tables_of_tau
 
@@ -27,7 +27,7 @@ WORDS, CALLED = (
     "<tool_call>look at the sky, and at the sea too</tool_call>",
 )
 KINDS_OF = TokenKinds(
-    Markup(("<think>",), ("</think>",), False, "<tool_call>", False), lambda ids: "".join(map(chr, ids)), (EOS,)
+    Markup(("<think>",), ("</think>",), Opening("<tool_call>")), lambda ids: "".join(map(chr, ids)), (EOS,)
 )  # a token is a letter
 
 
@@ -46,7 +46,7 @@ def token_sample(sample: Sample, name: str, with_kinds: bool = True) -> TokenSam
     ids = torch.tensor([ord(".")] * sample.before + answer)
     mask = torch.arange(len(ids)) >= sample.before
     kinds = torch.zeros(len(ids), dtype=torch.uint8)
-    kinds[mask] = torch.from_numpy(KINDS_OF.of(answer))
+    kinds[mask] = torch.from_numpy(KINDS_OF.of(answer, ()))
     empty = torch.empty(0, 4), torch.empty(0, 3, dtype=torch.int64)
     answers = ((sample.before, sample.turn),) if with_kinds else ()
     return TokenSample(
@@ -94,7 +94,7 @@ def prompt(sample: Sample) -> Prompt:
 def decoded(sample: Sample, accepted: int, in_calls: int, noise: np.random.Generator) -> Decoded:
     """An answer whose steps accept so many tokens, or others where their anchor is in a call; one more or less."""
     ids = [*map(ord, sample.answer), EOS]
-    kinds, steps, anchor = KINDS_OF.of(ids), [], 0
+    kinds, steps, anchor = KINDS_OF.of(ids, ()), [], 0
     while anchor < len(ids) - 1:
         wanted = in_calls if kinds[anchor] == CALL else accepted
         steps.append(int(np.clip(wanted + noise.integers(-1, 2), 0, BLOCK - 1)))
@@ -196,7 +196,7 @@ def test_tokens_that_were_tokenised_without_kinds_are_counted_as_those_with(tmp_
     assert counted[0] == counted[1]
     by_hand: dict[str, Counter[str]] = {table: Counter() for table in ("context", "turn", "kind", "group")}
     for each in samples:
-        for place, kind in enumerate(KINDS_OF.of([*map(ord, each.answer), EOS])):
+        for place, kind in enumerate(KINDS_OF.of([*map(ord, each.answer), EOS], ())):
             by_hand["context"]["00k" if each.before + place < 1024 else "01k"] += 1
             by_hand["turn"]["0"] += 1
             by_hand["group"][each.topic] += 1
