@@ -22,7 +22,7 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
     [__name__, "ops.capture_targets.run", "ops.regenerate_answers.run", "ops.tokenize_chat.run"]
 )
-TIMEOUT_S = 120.0
+TIMEOUT_S = 400.0
 KILLED = -signal.SIGKILL
 # Where a worker is killed: (module and name of a function, the call at whose begin it is killed).
 Point = tuple[str, int]
