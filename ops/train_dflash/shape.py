@@ -33,6 +33,7 @@ OF_PARENT = (  # of a warm start's draft
     *SCALES,
 )
 AS_TARGET = "DFLASH"  # the engine whose drafts take scale and soft cap of the target's logits; others the plain product
+UNBOUNDED = 2**31 - 1  # positions, where nothing is known of them
 EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps")  # the field's names in targets' configs
 SCALED = "qwen"  # beginning of the model types whose scaled RoPE a new draft takes over
 _ROPE_OTHERS = {"type", "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved"}
@@ -119,7 +120,7 @@ def forecast_shape(
         "num_target_layers": text["num_hidden_layers"],
         "positions": POSITIONS,
     }
-    defaults = {"max_position_embeddings": 1}  # not a size; some configs omit it
+    defaults = {"max_position_embeddings": UNBOUNDED}  # some configs omit it, and it affects no size
     return draft_shape(config, {**defaults, **text, "pad_token_id": None}, info, features)
 
 
