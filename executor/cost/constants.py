@@ -1,6 +1,6 @@
 """What the cost model assumes of machines, each figure with its source. All rates are a second, all sizes bytes.
 
-A store's own runs correct the shares of the peak (`measured.py`), `dflow plan --disk` and `--wire` the two rates.
+A store's own runs correct the shares of the peak (rates.py), `dflow plan --disk` and `--wire` the two rates.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from any_targets import any_checkpoint
+from chat_samples import write_short_and_long
 from fake_stage import FakeStage
 
 from dsl.errors import DataError
@@ -104,30 +104,12 @@ max_new_tokens = 4
 """
 
 
-def rows(file: Path) -> Path:
-    """Samples of test and val, and a short one and two long ones of train."""
-    lengths = {"short": 1, "test": 1, "val": 1, "long": 6, "longer": 8}
-    lines = [
-        {
-            "id": name,
-            "split": name if name in ("test", "val") else "train",
-            "messages": [
-                {"role": "user", "content": "Count them."},
-                {"role": "assistant", "content": "There are three of them. " * length},
-            ],
-        }
-        for name, length in lengths.items()
-    ]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return file
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("positions")
     any_checkpoint("llama", folder / "target", max_position_embeddings=POSITIONS)
     any_checkpoint("jamba", folder / "nope", max_position_embeddings=POSITIONS, **NOPE)
-    rows(folder / "chat.jsonl")
+    write_short_and_long(folder / "chat.jsonl")
     (folder / "a.toml").write_text(PIPELINE)
     (folder / "asked.jsonl").write_text('{"messages": [{"role": "user", "content": "How many?"}]}\n')
     return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from any_targets import any_checkpoint
 from attrs import frozen
+from chat_samples import write_short_and_long
 from fake_stage import FakeStage
 
 from dsl.errors import DataError
@@ -63,24 +63,6 @@ SIZES: dict[str, Any] = {"block_size": 4, "num_layers": 1, "num_anchors": 8, "se
 A, B, C = Ref("a"), Ref("b"), Ref("c")
 
 
-def rows(file: Path) -> Path:
-    """A sample for test, one for val, and a short one and two long ones for train."""
-    lengths = {"short": 1, "test": 1, "val": 1, "long": 6, "longer": 8}
-    lines = [
-        {
-            "id": name,
-            "split": name if name in ("test", "val") else "train",
-            "messages": [
-                {"role": "user", "content": "Count them."},
-                {"role": "assistant", "content": "There are three of them. " * length},
-            ],
-        }
-        for name, length in lengths.items()
-    ]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return file
-
-
 def made(folder: Path, config: Any, run: Any, output: Any, **inputs: Any) -> Any:
     stage = FakeStage(folder, inputs)
     run(config, stage)
@@ -110,7 +92,8 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("range")
     checkpoint = any_checkpoint("phi3", folder / "checkpoint", **FIELDS)
     target = made(folder / "target", LoadTarget(checkpoint=str(checkpoint)), load_target, TargetModel)
-    samples = made(folder / "ingest", Ingest(source=str(rows(folder / "a.jsonl")), seed=0), ingest, Samples)
+    source = str(write_short_and_long(folder / "a.jsonl"))
+    samples = made(folder / "ingest", Ingest(source=source, seed=0), ingest, Samples)
     images = made(folder / "images", InjectImages(samples=A), inject_images, ImageSamples, samples=samples)
 
     def tokens(name: str, **fields: Any) -> TokenShards:
@@ -249,7 +232,7 @@ def test_a_plan_refuses_longer_samples_and_doctor_takes_the_target_up_to_its_ran
 ) -> None:
     monkeypatch.chdir(tmp_path)
     any_checkpoint("phi3", tmp_path / "target", **FIELDS)
-    rows(tmp_path / "chat.jsonl")
+    write_short_and_long(tmp_path / "chat.jsonl")
     (tmp_path / "a.toml").write_text(PIPELINE)
     assert 2 == main(["plan", "a.toml"])
     said = " ".join("".join(capsys.readouterr()).split())

@@ -107,3 +107,21 @@ def run_tokenize(folder: Path, samples: ImageSamples, **config) -> FakeStage:
 
 def summary_of(stage: FakeStage) -> dict:
     return json.loads((stage.out_dir / "summary.json").read_text())
+
+
+def write_short_and_long(file: Path) -> Path:
+    """A sample for test, one for val, and a short one and two long ones for train."""
+    lengths = {"short": 1, "test": 1, "val": 1, "long": 6, "longer": 8}
+    lines = [
+        {
+            "id": name,
+            "split": name if name in ("test", "val") else "train",
+            "messages": [
+                {"role": "user", "content": "Count them."},
+                {"role": "assistant", "content": "There are three of them. " * length},
+            ],
+        }
+        for name, length in lengths.items()
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
