@@ -91,12 +91,12 @@ generated: .venv/installed
 
 install: .venv/installed
 
-.venv/installed: pyproject.toml constraints.txt tests/requirements.txt
+.venv/installed: pyproject.toml constraints.txt tests/requirements.txt tests/requirements-peers.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dflow needs Python 3.11 or newer")'
 	@echo "installing dflow and its libraries into .venv: 2.2 GB with torch for CPUs, several GB more with CUDA's libraries; it takes minutes"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt --editable ".[dev]"
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r tests/requirements.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r tests/requirements.txt -r tests/requirements-peers.txt
 	touch $@
 
 # Without SGLang's CUDA packages; docs/serving.md has the commands for a machine with a GPU.

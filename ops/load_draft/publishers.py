@@ -4,8 +4,9 @@ a config.json read by that, key by key (`Reading`). Loads no torch.
 A key's rule is a type where the key is read, `IGNORED` where no value of it changes what a draft computes, or else the
 values at which it changes nothing. Any other key is refused, since it may change the draft.
 
-Read in dflash 0.1.0 (z-lab), specforge 0.2.0, speculators 0.9.0, nvidia-modelopt 0.47.0, and DeepSpec's repository. The
-classes of all five are built from transformers' `Qwen3Config`, whose defaults hold for what a file does not name.
+Read in dflash 0.1.0 (z-lab), specforge 0.2.0, speculators 0.9.0, nvidia-modelopt 0.48.0rc1, and DeepSpec's
+repository. The classes of all five are built from transformers' `Qwen3Config`, whose defaults hold for what a file
+does not name.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ num_anchors max_anchors loss_decay_gamma has_embed_tokens has_lm_head
 """
 FIELDS: Mapping[str, Mapping[str, Any]] = {  # of each algorithm, in whichever table they stand
     DFLASH: {},
-    DFLASH2: dict.fromkeys(SERVED.values(), int),
+    DFLASH2: {**dict.fromkeys(SERVED.values(), int), PROJECTOR: str},
     DSPARK: {
         RANK: int,
         HEAD_TYPE: str,

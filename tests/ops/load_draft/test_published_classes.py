@@ -1,8 +1,9 @@
 """Drafts of others, written by hand and by their own code, as their published classes compute them and as dflow does
 once they are imported; and dflow's exports, as the classes of z-lab and speculators compute them.
 
-Skipped where a class is not installed: `make test-vllm` installs those of z-lab and speculators. SpecForge, ModelOpt
-and DeepSpec need other versions of libraries than dflow, or are on no index; their sources on PYTHONPATH are enough.
+Skipped where a class is not installed: ModelOpt is beside dflow, `make test-vllm` installs z-lab's and speculators'.
+SpecForge and DeepSpec need other versions of libraries than dflow, or are on no index; their sources on PYTHONPATH are
+enough.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ops.artifacts import Draft
 from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.load import load_draft
+from ops.lib.drafts.block_context import BlockContext
 from ops.lib.drafts.decoding.sampling import GreedyChoice
 
 ANCHOR = 7
@@ -79,12 +80,15 @@ def blocks(published: Published, made: Draft, dtype: torch.dtype, context: int =
     linear.weight = nn.Parameter(head)
     published.model.to(dtype)
     with torch.no_grad(), Widened() if dtype == torch.float64 else nullcontext():
-        expected = published.slots(torch.cat([features[layer] for layer in published.layer_ids], dim=1), block)
-        expected = expected[published.first :]
-        theirs = Block(expected, published.tokens(expected, ANCHOR, linear).tolist())
+        joined = torch.cat([features[layer] for layer in published.layer_ids], dim=1)
+        expected = published.slots(joined, block)[published.first :]
+        around = (embed, joined) if published.reads_context else ()
+        theirs = Block(expected, published.tokens(expected, ANCHOR, linear, *around).tolist())
     with torch.no_grad():
         joined = torch.cat([features[layer] for layer in config.target_layer_ids], dim=1)
         found = own.propose(block[0], embed[config.mask_token_id], own.context_kv(joined, torch.arange(context)))
         propose = part_of(config.algorithm, "model:propose")
-        proposal = propose(own, found[None], found[None] @ head.T, torch.tensor([ANCHOR]), GreedyChoice())
+        context = BlockContext(embed, own.context_feature(joined[-1:]), torch.tensor([True]))
+        around = (context,) if getattr(config.algorithm, "reads_context", False) else ()
+        proposal = propose(own, found[None], found[None] @ head.T, torch.tensor([ANCHOR]), GreedyChoice(), *around)
     return theirs, Block(found, proposal.tokens_BD[0].tolist())

@@ -434,6 +434,15 @@ FORMS: Mapping[str, Form] = {
         assumed=("markov_rank", "enable_confidence_head"),
         **NO_BIAS,
     ),
+    "ModelOpt, DFlash2": Form(
+        zlab(
+            architectures=["DFlash2DraftModel"],
+            dflash_config=FLAT | {"projector_type": "dflash2", "causal": False, "block_size": 4},
+            is_causal=False,
+        ),
+        DFLASH2,
+        publisher="ModelOpt",
+    ),
     "ModelOpt, DSpark": Form(modelopt(), DSPARK, tensors=renamed(OF_MODELOPT), publisher="ModelOpt"),
     "ModelOpt, DSpark without a confidence head": Form(
         modelopt(dflash_config={"use_confidence_head": LEFT_OUT}),

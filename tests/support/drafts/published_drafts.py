@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,16 @@ class Published:
 
     layer_ids: the target's layers in the order of its features; 0 is the output of the first. first: the first slot
     that predicts a token. slots: from features [T, F] and a block's embeddings [Q, M] to hidden states [Q, M]. tokens:
-    from the hidden states [P, M] of the predicting slots, the anchor's id and a head to the proposed tokens.
+    from the hidden states [P, M] of the predicting slots, the anchor's id and a head to the proposed tokens; of a class
+    that reads_context, also from the target's embedding [V, M] and the features.
     """
 
     model: Any
     layer_ids: tuple[int, ...]
     first: int
     slots: Callable[[Tensor, Tensor], Tensor]
-    tokens: Callable[[Tensor, int, nn.Linear], Tensor]
+    tokens: Callable[..., Tensor]
+    reads_context: bool = False
 
 
 def package(name: str) -> None:
@@ -209,33 +212,42 @@ def speculators_model(model: Any) -> Published:
     return Published(model, ids, 0 if config.sample_from_anchor else 1, slots, tokens)
 
 
+MODELOPT = {
+    "dflash": "DFlashModule",
+    "dflash2": "DFlash2Module",
+    "dspark": "DSparkModule",
+    "lilicorr": "LiLiCorrModule",
+}
+
+
+def modelopt_class(algorithm: str) -> Any:
+    """The draft module of nvidia-modelopt 0.48.0rc1 for an algorithm, by its name in `projector_type`."""
+    package("modelopt.torch.speculative.plugins.modeling_lilicorr")
+    module = import_module(f"modelopt.torch.speculative.plugins.modeling_{algorithm}")
+    return getattr(module, MODELOPT[algorithm])
+
+
 def modelopt(directory: Path) -> Published:
-    """Load a draft with the module of nvidia-modelopt 0.47.0, with the fields of dflash_config at the top level."""
-    package("modelopt.torch.speculative.plugins.modeling_dspark")
-    from modelopt.torch.speculative.plugins.modeling_dflash import DFlashModule
-    from modelopt.torch.speculative.plugins.modeling_dspark import DSparkModule
+    """Load a draft with ModelOpt's module, with the fields of dflash_config at the top level."""
     from transformers import Qwen3Config
 
     config = read_json(directory / "config.json")
     nest = config.pop("dflash_config")
     module_config = Qwen3Config(**config | nest)
     module_config._attn_implementation = "eager"
-    cls = DSparkModule if nest.get("projector_type") == "dspark" else DFlashModule
-    model = cls(module_config).eval()
+    model = modelopt_class(nest.get("projector_type", "dflash"))(module_config).eval()
     model.load_state_dict(load_file(directory / "model.safetensors"))
     return modelopt_model(model, nest["target_layer_ids"])
 
 
 def modelopt_model(model: Any, layer_ids: Sequence[int]) -> Published:
-    is_dspark = type(model).__name__ == "DSparkModule"
+    name = type(model).__name__
 
     def slots(features: Tensor, block: Tensor) -> Tensor:
         return model(block[None], features[None], positions(features, block))[0]
 
-    def tokens(hidden: Tensor, anchor: int, head: nn.Linear) -> Tensor:
+    def by_bias(hidden: Tensor, anchor: int, head: nn.Linear) -> Tensor:
         logits = head(hidden)
-        if not is_dspark:
-            return logits.argmax(-1)
 
         def step(slot: int, before: int) -> Tensor:
             bias, _ = model.markov_step(torch.tensor([before]), hidden[None, slot])
@@ -243,4 +255,30 @@ def modelopt_model(model: Any, layer_ids: Sequence[int]) -> Published:
 
         return step_by_step(step, len(hidden), anchor)
 
-    return Published(model, tuple(layer_ids), 0 if is_dspark else 1, slots, tokens)
+    def by_selector(hidden: Tensor, anchor: int, head: nn.Linear) -> Tensor:
+        best = head(hidden).topk(model.candidate_selector.top_k)
+        given = (best.indices[None], best.values[None], hidden[None], torch.tensor([anchor]))
+        return model.candidate_selector.greedy_path(*given)[0]
+
+    def by_lattice(hidden: Tensor, _anchor: int, head: nn.Linear, embed: Tensor, features: Tensor) -> Tensor:
+        best = head(hidden).log_softmax(-1).topk(model.lilicorr.candidate_topk)
+        start, pairs = model.score_lattice(
+            candidate_token_ids=best.indices[None, None],
+            candidate_log_probs=best.values[None, None],
+            pass_hidden=hidden[None, None],
+            embed_tokens=nn.Embedding.from_pretrained(embed),
+            target_hidden=features[None],
+            anchor_positions=torch.tensor([[len(features)]]),
+        )
+        places = [start[0, 0].argmax()]
+        for pair in pairs[0, 0]:
+            places.append(pair[places[-1]].argmax())
+        return best.indices.gather(1, torch.stack(places)[:, None])[:, 0]
+
+    def plain(hidden: Tensor, _anchor: int, head: nn.Linear) -> Tensor:
+        return head(hidden).argmax(-1)
+
+    tokens = {"DSparkModule": by_bias, "DFlash2Module": by_selector, "LiLiCorrModule": by_lattice}.get(name, plain)
+    return Published(
+        model, tuple(layer_ids), 0 if name == "DSparkModule" else 1, slots, tokens, reads_context=tokens is by_lattice
+    )

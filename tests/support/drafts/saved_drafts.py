@@ -15,7 +15,7 @@ from typing import Any
 import published_drafts
 import torch
 from draft_chain import MASK
-from draft_forms import ALL_SLIDING, FLAT, IDS, LAYERS, LLAMA3, NESTED, SIZES, SLIDING, SPECULATORS, YARN
+from draft_forms import ALL_SLIDING, FLAT, IDS, LAYERS, LLAMA3, NESTED, OF_LILICORR, SIZES, SLIDING, SPECULATORS, YARN
 from published_drafts import Published, package
 from safetensors.torch import load_file
 from transformers import Qwen3Config
@@ -148,29 +148,29 @@ def deepspec(**fields: Any) -> Save:
     return save
 
 
-def modelopt(second: bool, **fields: Any) -> Save:
+def modelopt(algorithm: str = "dflash", **fields: Any) -> Save:
     """A function that saves a draft with ModelOpt's exporter, from the draft module and config of a converted
     target.
     """
 
     def save(folder: Path, target: Path) -> Published:
-        package("modelopt.torch.export.plugins.hf_spec_export")
-        from modelopt.torch.export.plugins.hf_spec_export import DFlashExporter, DSparkExporter
-        from modelopt.torch.speculative.plugins.modeling_dflash import DFlashModule
-        from modelopt.torch.speculative.plugins.modeling_dspark import DSparkModule
+        package("modelopt.torch.speculative.plugins.modeling_lilicorr")
+        from modelopt.torch.export.plugins import hf_spec_export
 
         config = Qwen3Config(**SIZES | fields, rope_theta=5000.0, block_size=4, target_layer_ids=list(IDS))
         config._attn_implementation = "eager"
-        model = random_weights((DSparkModule if second else DFlashModule)(config))
+        model = random_weights(published_drafts.modelopt_class(algorithm)(config))
         converted = SimpleNamespace(
             config=Qwen3Config(**SIZES | {"num_hidden_layers": LAYERS}, rope_theta=5000.0),
             dflash_config=config,
             dflash_block_size=4,
+            dflash_module=model,
             mask_token_id=MASK,
             target_layer_ids=IDS,
             state_dict=lambda: {f"dflash_module.{name}": weight for name, weight in model.state_dict().items()},
         )
-        (DSparkExporter if second else DFlashExporter)(converted).export(folder, torch.float32)
+        exporter = getattr(hf_spec_export, published_drafts.MODELOPT[algorithm].replace("Module", "Exporter"))
+        exporter(converted).export(folder, torch.float32)
         return published_drafts.modelopt_model(model, IDS)
 
     return save
@@ -202,7 +202,10 @@ SAVED: Mapping[str, Save] = {
         **MARKOV, **HEADS | {"confidence_head_with_markov": False}
     ),
     "DeepSpec, DFlash": deepspec(markov_rank=0, confidence_head_alpha=0.0),
-    "ModelOpt, DFlash": modelopt(second=False),
-    "ModelOpt, DSpark": modelopt(second=True, **MARKOV, use_confidence_head=True),
-    "ModelOpt, DSpark without a confidence head": modelopt(second=True, **MARKOV),
+    "ModelOpt, DFlash": modelopt(),
+    "ModelOpt, DFlash2": modelopt("dflash2", **FLAT),
+    "ModelOpt, DSpark": modelopt("dspark", **MARKOV, use_confidence_head=True),
+    "ModelOpt, DSpark without a confidence head": modelopt("dspark", **MARKOV),
+    "ModelOpt, LiLiCorr": modelopt("lilicorr", **OF_LILICORR),
+    "ModelOpt, LiLiCorr with convolutions": modelopt("lilicorr", **OF_LILICORR, conv_kernel_size=2, conv_group_size=4),
 }
