@@ -35,7 +35,13 @@ L1, DFLASH2, DSPARK = "ours with l1, chunked", "dflash2, chunked", "dspark, chun
 LILICORR = "lilicorr, chunked"
 PEERS = {DFLASH2: "speculators dflash2", DSPARK: "speculators dspark"}
 SPECFORGE = {CHUNKED: "SpecForge", DSPARK: "SpecForge dspark"}  # it has no DFlash2
-OTHERS = (SPECULATORS, *PEERS.values(), *SPECFORGE.values())
+MODELOPT = {
+    CHUNKED: "ModelOpt",
+    DFLASH2: "ModelOpt dflash2",
+    DSPARK: "ModelOpt dspark",
+    LILICORR: "ModelOpt lilicorr",
+}
+OTHERS = (SPECULATORS, *PEERS.values(), *SPECFORGE.values(), *MODELOPT.values())
 OF_ALGORITHMS = (CHUNKED, L1, DFLASH2, DSPARK, LILICORR, *OTHERS)
 FLOORS = {DFLASH2: "floor of dflash2", DSPARK: "floor of dspark", LILICORR: "floor of lilicorr"}
 STEP_GOALS, MEMORY_GOAL = {DFLASH2: 1.20, DSPARK: 1.35, LILICORR: 1.35}, 1.15  # beside plain DFlash, chunked
@@ -132,7 +138,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _sides(arguments: argparse.Namespace) -> list[Side]:
-    """The chosen sides; speculators and SpecForge only if they are installed."""
+    """The chosen sides; those of other projects only if they are installed."""
     ours, peer, floor = "benchmarks.sides.ours", "benchmarks.sides.speculators_peer", "benchmarks.sides.floor"
     chunk = ("--chunk", str(arguments.chunk))
     rank = () if arguments.rank is None else ("--rank", str(arguments.rank))
@@ -149,9 +155,10 @@ def _sides(arguments: argparse.Namespace) -> list[Side]:
         sides.append(Side(SPECULATORS, peer, python=python))
         if arguments.algorithms:
             sides += [Side(other, peer, algorithms[name], python) for name, other in PEERS.items()]
-    if arguments.algorithms and find_spec("specforge"):
-        own = {CHUNKED: (), **algorithms}
-        sides += [Side(name, "benchmarks.sides.specforge_peer", own[side]) for side, name in SPECFORGE.items()]
+    for package, peers in (("specforge", SPECFORGE), ("modelopt", MODELOPT)):
+        if arguments.algorithms and find_spec(package):
+            own = {CHUNKED: (), **algorithms}
+            sides += [Side(name, f"benchmarks.sides.{package}_peer", own[side]) for side, name in peers.items()]
     return [side for side in sides if arguments.sides is None or side.name in arguments.sides]
 
 
@@ -207,6 +214,7 @@ def _algorithms_table(settings: Settings) -> str:
             *((other, SPECULATORS) for other in PEERS.values()),
             *PEERS.items(),
             *SPECFORGE.items(),
+            *MODELOPT.items(),
         ]
         for above, below in pairs:
             if {above, below} <= rounds.figures.keys():

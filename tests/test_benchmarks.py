@@ -53,16 +53,20 @@ def test_every_side_is_measured_in_a_table_and_a_missing_peer_says_so(benchmark)
     assert ["96 / 10", "not installed"] == [row.split("|")[1].strip(), row.split("|")[5].strip()]
 
 
-def test_the_steps_of_the_algorithms_stand_beside_plain_dflash_with_their_goals(tmp_path):
+def test_the_steps_of_the_algorithms_stand_beside_plain_dflash_with_their_goals_and_beside_peers(tmp_path):
     options = [f"--{name}={value}" for name, value in TINY.items()]
     command = [sys.executable, "benchmarks/train_step.py", "--algorithms", *options]
     command += [f"--speculators-venv={tmp_path / 'none'}", f"--json={tmp_path / 'figures.json'}"]
+    sides = {"ours, chunked", "ours with l1, chunked", "dflash2, chunked", "dspark, chunked", "lilicorr, chunked"}
+    floors = {"matmul floor", "floor of dflash2", "floor of dspark", "floor of lilicorr"}
+    peers = {"ModelOpt", "ModelOpt lilicorr"}
+    command += ["--sides", *sides, *floors, *peers]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stderr
     (setting,) = json.loads((tmp_path / "figures.json").read_text())["settings"]
-    sides = {"ours, chunked", "ours with l1, chunked", "dflash2, chunked", "dspark, chunked", "lilicorr, chunked"}
-    floors = {"matmul floor", "floor of dflash2", "floor of dspark", "floor of lilicorr"}
-    assert sides | floors == set(setting["figures"])
+    assert sides | floors | peers == set(setting["figures"])
+    ours, theirs = (setting["figures"][side][0]["loss"] for side in ("ours, chunked", "ModelOpt"))
+    assert theirs == pytest.approx(ours, rel=1e-5)
     losses = {side: setting["figures"][side][0]["loss"] for side in sides}
     assert losses["dflash2, chunked"] > losses["ours, chunked"], "the selector's term comes on top"
     for algorithm, goal in (("dflash2", "1.20x"), ("dspark", "1.35x"), ("lilicorr", "1.35x")):
