@@ -1,5 +1,5 @@
-"""ModelOpt's own steps of DFlash, DFlash2, DSpark and LiLiCorr (PyPI, version 0.48.0rc1), which this interpreter must be
-able to import.
+"""ModelOpt's own steps of DFlash, DFlash2, DSpark and LiLiCorr (PyPI, version 0.48.0rc1), which this interpreter must
+be able to import.
 
 Its training model as `mtsp.convert` makes it, for stored features; mask, losses and metrics as they are, with the
 coefficients of its recipes. It takes as many layers of the target as the draft has, so its first projection is replaced
