@@ -12,7 +12,7 @@ from executor.commands.arguments import add_ray, add_store, add_trust, open_stor
 from executor.launchers.cluster_address import use_cluster
 from executor.system.output import OK, columns, print_lines
 from executor.tune.outcome import COLUMNS, outcome_of
-from executor.tune.preflight import announcement, step_seconds
+from executor.tune.preflight import announcement, pace_of
 from executor.tune.trials import read_trials
 from executor.tune.tuning import Tuning
 from executor.tune.winner import check_writable, default_path, write_winner
@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> int:
     output = options.output or default_path(options.file)
     check_writable(output)
     store = open_store(options, write=True)
-    print_lines(announcement(trials, step_seconds(store, trials)))
+    print_lines(announcement(trials, pace_of(store, trials)))
     tuning = Tuning(store, trials, options.file, f"dflow {shlex.join(options.given)}")
     tuning.check()
     if tuning.code != OK:
