@@ -55,9 +55,8 @@ def search_preflight(store: Store, trials: Trials) -> Preflight:
     if not decide(trials.rules, trials.results(store)).pending:
         return Preflight((), ())
     table = trials.tune.table
-    trained = {trials.node(trial, steps): trial for trial in range(trials.count) for steps in table.rungs}
     rivals = {node_id: trial for trial in range(trials.count) if (node_id := trials.rival_node(trial))}
-    graph = trials.graph.up_to([*trained, *rivals])
+    graph = trials.graph.up_to([*trials.rung_nodes, *rivals])
     decisions = make_planner(store, graph, absent=trials.absent_of(graph)).plan()
     free = free_bytes(store.path)
     estimates = graph_estimates(graph, cached_artifacts(store, decisions), free)
@@ -139,8 +138,7 @@ def pace_of(store: Store, trials: Trials) -> Pace | None:
         seconds = state.seconds if state.attempt_seconds is None else state.attempt_seconds
         return Pace(max(0.0, seconds - steps * step - measuring), step + measuring / steps) if steps else None
 
-    nodes = [trials.node(trial, steps) for steps in trials.tune.table.rungs for trial in range(trials.count)]
-    known = [pace for node_id in nodes if (pace := measured(node_id)) is not None]
+    known = [pace for node_id in trials.rung_nodes if (pace := measured(node_id)) is not None]
     if not known:
         return measured(trials.tune.table.node)
     return Pace(fmean(pace.start for pace in known), fmean(pace.step for pace in known))

@@ -67,6 +67,13 @@ class Trials:
         """The id of the node that trains a trial to a rung."""
         return f"{self.tune.rung_node(steps)}-{trial_name(trial)}"
 
+    @property
+    def rung_nodes(self) -> dict[str, tuple[int, int]]:
+        """The nodes that train, each with its trial and rung."""
+        return {
+            self.node(trial, steps): (trial, steps) for steps in self.tune.table.rungs for trial in range(self.count)
+        }
+
     def rival_node(self, trial: int) -> str | None:
         """The id of the node that evaluates the MTP head of the trial's target; None without one."""
         own = f"{NODE}-{trial_name(trial)}"
@@ -82,9 +89,7 @@ class Trials:
 
     def results(self, store: Store) -> Iterator[Result]:
         """The results that a store has, of all trials and rungs."""
-        nodes = {
-            self.node(trial, steps): (trial, steps) for trial in range(self.count) for steps in self.tune.table.rungs
-        }
+        nodes = self.rung_nodes
         graph = self.graph.up_to(nodes)
         decisions = make_planner(store, graph, absent=self.absent_of(graph)).plan()
         for node_id, folder in cached_artifacts(store, decisions).items():
@@ -100,7 +105,7 @@ class Trials:
 def read_trials(file: Path) -> Trials:
     """Read a pipeline file with a table [tune], and compile all trials.
 
-    Raises PipelineError with all mistakes of the file, or with all that the trials cause together.
+    Raises PipelineError with all mistakes of the file and of its trials.
     """
     if file.suffix != ".toml":
         raise PipelineError([Finding(f"{file}: [tune] stands in a TOML file; one in Python has none")])

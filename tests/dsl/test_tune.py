@@ -30,6 +30,10 @@ def mistakes(folder: Path, text: str) -> list[str]:
     return [str(each).replace(str(file), "F") for each in caught.value.mistakes]
 
 
+def without_advice(mistake: str) -> str:
+    return re.sub(r" \((keys|node\.field|train\.lr = |\{ low|one of|lower|vary|set) ?.*", "", mistake)
+
+
 def test_all_mistakes_of_the_table_are_reported_at_once_each_with_its_line(tmp_path: Path) -> None:
     found = mistakes(
         tmp_path,
@@ -81,13 +85,13 @@ twice = [{ train.warmup_ratio = 0.1, train.seed = 1 }, { train.seed = 1, train.w
         "F:21:7: tune.space.train.gamma: low must be less than high: 2, 1",
         "F:22:7: tune.space.train.block_size: expected int, got 2.5 (float)",
         "F:23:7: tune.space.train.weight_decay: low must be less than high, and above 0 with log: 0.0, 1.0",
-        'F:24:1: tune.space.pair: train.lr: expected float, got "x"',
         "F:24:1: tune.space.pair: capture.nothing: unknown key",
+        'F:24:1: tune.space.pair: train.lr: expected float, got "x"',
         "F:25:1: tune.space.single: expected values of a field, or tables of values that go together",
         "F:26:1: tune.space.twice: { train = { warmup_ratio = 0.1, seed = 1 } } and { train = { seed = 1, "
         "warmup_ratio = 0.1 } } are the same",
         "F:26:1: tune.space.twice: train.warmup_ratio: tune.space.train.warmup_ratio sets it too: give its values once",
-    ] == [each.split(" (keys:")[0].split(" (node.field")[0].split(" (train.lr = ")[0] for each in found]
+    ] == [without_advice(each) for each in found]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,7 @@ dtype = 3
         "F:11:7: node.train: trials are compared by tau on val, which this training does not measure",
         "F:16:1: node.capture.layers: unknown key",
         'F:18:1: node.eval.dtype: expected one of "float32", "bfloat16", "float16", got 3 (int)',
-    ] == [re.sub(r" \((lower|\{ low|vary|set|keys|did).*", "", each) for each in found]
+    ] == [without_advice(each) for each in found]
     code = main(["plan", str(file), "--store", str(tmp_path / "runs")])
     assert (2, found) == (code, capsys.readouterr().err.replace(str(file), "F").splitlines())
 
