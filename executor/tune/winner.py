@@ -27,7 +27,7 @@ def default_path(file: Path) -> Path:
 
 def is_winners(path: Path) -> bool:
     """Whether `dflow tune` wrote a pipeline file."""
-    return path.read_text(encoding="utf-8", errors="replace").startswith(MARK)
+    return path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith(MARK)
 
 
 def check_writable(path: Path) -> None:
