@@ -89,7 +89,7 @@ def test_without_a_training_no_time_is_announced(tmp_path: Path) -> None:
 
 def test_the_time_of_a_search_counts_what_each_training_takes_beside_its_steps(tmp_path: Path) -> None:
     trials = read_trials(written(tmp_path, "[3, 6]"))
-    store = Store(tmp_path / "runs")
+    store = Store.open(tmp_path / "runs", write=True)
 
     def trained(node_id: str, seconds: float, steps: int, step_seconds: float, measuring: float) -> None:
         """A run that trained a node: its record, and the measurements of its artifact."""
