@@ -30,6 +30,7 @@ from dsl.toml import refused_values
 EMPTY = (None, ())
 ALL_OF: Any = type(validators.and_())  # attrs names the classes of its validators nowhere
 OPTIONAL: Any = type(validators.optional(validators.ge(0)))
+BOUND: Any = type(validators.ge(0))
 
 
 class Clash(ValueError):
@@ -150,6 +151,17 @@ def type_mistake(expected: Any, value: object) -> str | None:
     except StructureError as error:
         return "; ".join(map(str, error.mistakes))
     return None
+
+
+def bound_mistake(validator: Any, field: Any, value: Any) -> str:
+    """A text on why a number is beyond the bounds in a field's validator; empty if it is not. field: has its name."""
+    for rule in validators_of(validator):
+        try:
+            if isinstance(rule, BOUND) and isinstance(value, (int, float)):
+                rule(None, field, value)
+        except ValueError as error:
+            return readable(error)
+    return ""
 
 
 def type_name(expected: Any) -> str:

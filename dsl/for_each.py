@@ -149,7 +149,7 @@ def _wrong_variant(name: str, changes: Any) -> str:
 
 
 def _swept_groups(tree: Tree) -> Iterator[Group]:
-    for keys, values in _leaves(tree.table(SWEEP)):
+    for keys, values in leaves(tree.table(SWEEP)):
         node_id, *field = keys
         place = (SWEEP, *keys)
         if keys == (SORT,):
@@ -166,7 +166,7 @@ def _swept_groups(tree: Tree) -> Iterator[Group]:
         else:
             names = _value_names(field[-1], values)
             variants = [
-                Variant(name, {node_id: _nested(field, value)}, place, toml_text(value))
+                Variant(name, {node_id: nested(field, value)}, place, toml_text(value))
                 for name, value in zip(names, values, strict=True)
             ]
             yield Group(f"sweep.{'.'.join(keys)}", tuple(variants))
@@ -187,16 +187,18 @@ def _value_names(field: str, values: Iterable[Any]) -> list[str]:
     return names
 
 
-def _nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
+def nested(keys: Sequence[str], value: Any) -> dict[str, Any]:
+    """The value in a table that holds it at these keys."""
     for key in reversed(keys):
         value = {key: value}
     return value  # type: ignore[no-any-return]
 
 
-def _leaves(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The values of a table by path; tables with keys are none themselves."""
     for key, value in table.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, (*path, key))
+            yield from leaves(value, (*path, key))
         else:
             yield (*path, key), value
 
@@ -258,7 +260,7 @@ class _Expansion:
         for table in self._tables_of(node_id):
             for name, value in table.items():
                 if op is None or name in op.edges or "op" in table:
-                    yield from (found for found in _references(value) if found in self.nodes)
+                    yield from (found for found in references(value) if found in self.nodes)
 
     def _users(self) -> dict[str, list[str]]:
         """A mapping from a field, "node.field" or "node.table.field", to the fields whose text refers to it."""
@@ -356,7 +358,8 @@ def _cells(table: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
             yield from (((name, key), each) for key, each in value.items())
 
 
-def _references(value: Any) -> Iterator[str]:
+def references(value: Any) -> Iterator[str]:
+    """The ids of the nodes that an edge's value names."""
     members = value if isinstance(value, (list, tuple)) else [value]
     for member in members:
         if isinstance(member, Ref):

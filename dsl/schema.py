@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 from attrs import validators
 
-from dsl.convert import Given, Needs, Only, unstructure, validators_of
+from dsl.convert import BOUND, Given, Needs, Only, unstructure, validators_of
 from dsl.for_each import NAME, SORT
 from dsl.launch import CLASSES, RESERVED_TAGS, TABLE_NAMES, Launch
 from dsl.op import ConfigField, Edge, OpSpec, config_fields
@@ -30,8 +30,7 @@ NODE: Schema = {"type": "string", "pattern": r"^@|\$\{.+\}"}
 LAUNCH: Schema = {"$ref": "#/definitions/launch"}
 BOUNDS = {">=": "minimum", ">": "exclusiveMinimum", "<=": "maximum", "<": "exclusiveMaximum"}
 LENGTHS = {"string": "minLength", "array": "minItems"}
-BOUND: Any = type(validators.ge(0))  # attrs names the classes of its validators nowhere
-LENGTH: Any = type(validators.min_len(0))
+LENGTH: Any = type(validators.min_len(0))  # attrs names the classes of its validators nowhere
 LAUNCH_HELP = {
     "kind": '"process": one process of its own; "ranks": nproc ranks here; "ray": on a Ray cluster',
     "nproc": "ranks on each host",

@@ -386,7 +386,7 @@ train.num_layers = [1, 2]
     assert 3 == len(ran - before)
     written = {file: file.stat().st_mtime_ns for file in (best, store / "tune" / "tiny-tuned.html")}
     again = dflow(store, "tune", str(file))
-    assert re.search(r"at most 18 training steps, .+ at \S+ s a step", again)
+    assert re.search(r"at most 18 training steps in 6 trainings; .+: \S+ s a step", again)
     assert out[out.rindex("\ntrial  ") :] == again[again.rindex("\ntrial  ") :]
     assert ran == {folder.name for folder in (store / "records").iterdir()}
     assert written == {file: file.stat().st_mtime_ns for file in written}

@@ -8,6 +8,7 @@ import argparse
 import math
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ from dsl.files import free_bytes
 from dsl.finding import Finding
 from dsl.graph import Graph
 from dsl.launch import memory_bytes
-from dsl.read_toml import read_graph
+from dsl.read_toml import read_graph, tree_with_ops
 from dsl.shown import shown_bytes
 from dsl.tune import TUNE
 from executor.commands.arguments import (
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from executor.cost.model import Cost
     from executor.planning.preflight import Estimates
     from executor.records.run_record import NodeState
+    from executor.tune.trials import Trials
 
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -101,7 +103,11 @@ def main(options: argparse.Namespace) -> int:
     if options.gpus is None and (options.gpu, options.disk, options.wire) != (None, None, None):
         raise DflowError("--gpu, --disk and --wire describe the machines of --gpus N: give it too")
     absent: Absent = {}
-    graph, only = selected(read_graph(options.file, options.set, options.sweep, absent), options.to, options.only)
+    try:
+        whole = read_graph(options.file, options.set, options.sweep, absent)
+    except PipelineError as error:
+        raise PipelineError([*dict.fromkeys([*_of_trials(options), *error.mistakes])]) from error
+    graph, only = selected(whole, options.to, options.only)
     if options.why is not None:
         require_node(graph, options.why)
     store = open_store(options)
@@ -147,7 +153,7 @@ def main(options: argparse.Namespace) -> int:
         for line in [*does_not_fit, *cluster]:
             print_lines(line)
         if search is not None and search.announcement:
-            print_lines(f"\n`dflow tune`: {search.announcement}")
+            print_lines(f"\n`dflow tune {shlex.quote(str(options.file))}`: {search.announcement}")
         if search is not None and search.refused:
             print_lines("\n".join(["", "missing or wrong, so `dflow tune` would refuse to start:", *search.refused]))
     return USAGE if missing or (search is not None and search.refused) else OK
@@ -165,33 +171,44 @@ class _Search:
     announcement: str = ""
 
 
-def _search(store: Store, graph: Graph, options: argparse.Namespace) -> _Search | None:
-    """The search of the whole file as it stands; None without a table [tune], in the file of a winner, which has the
+def _trials(options: argparse.Namespace) -> Trials | None:
+    """The trials of the whole file as it stands; None without a table [tune], in the file of a winner, which has the
     table of the one that it extends, and where the arguments change or select something, which `dflow tune` does not
-    take.
+    take. Raises PipelineError with all mistakes of the file.
     """
-    if (
-        graph.tree is None
-        or TUNE not in graph.tree.values
-        or options.set
-        or options.sweep
-        or options.to
-        or options.only
-    ):
-        return None
-    from executor.tune.preflight import announcement, search_preflight, step_seconds
-    from executor.tune.trials import read_trials
+    from executor.tune.trials import trials_of
     from executor.tune.winner import is_winners
 
-    if is_winners(options.file):
+    if options.file.suffix != ".toml" or options.set or options.sweep or options.to or options.only:
         return None
+    tree = tree_with_ops(options.file)
+    return trials_of(tree) if TUNE in tree.values and not is_winners(options.file) else None
+
+
+def _of_trials(options: argparse.Namespace) -> Sequence[Finding]:
+    """The mistakes of a file with a table [tune]; empty for others."""
     try:
-        trials = read_trials(options.file)
+        _trials(options)
+    except PipelineError as error:
+        return error.mistakes
+    return []
+
+
+def _search(store: Store, graph: Graph, options: argparse.Namespace) -> _Search | None:
+    """The search of a file; None where it has none (`_trials`)."""
+    if graph.tree is None or TUNE not in graph.tree.values:  # the usual case: no more is loaded
+        return None
+    from executor.tune.preflight import announcement, pace_of, search_preflight
+
+    try:
+        trials = _trials(options)
     except PipelineError as error:
         return _Search([str(each) for each in error.mistakes])
-    of_step = step_seconds(store, trials)
+    if trials is None:
+        return None
+    pace = pace_of(store, trials)
     found = search_preflight(store, trials)
-    text = announcement(trials, of_step)
+    text = announcement(trials, pace)
     if found.uncounted:
         text += f"\nthe rungs are compared with the steps of the training once there is {', '.join(found.uncounted)}"
     return _Search(
@@ -199,7 +216,7 @@ def _search(store: Store, graph: Graph, options: argparse.Namespace) -> _Search 
         trials.count,
         trials.rules.rungs,
         trials.planned_steps,
-        None if of_step is None else of_step * trials.planned_steps,
+        None if pace is None else pace.seconds(trials),
         text,
     )
 

@@ -7,15 +7,15 @@ import re
 import shlex
 from pathlib import Path
 
-from dsl.errors import shortened
+from dsl.errors import DflowError, shortened
 from executor.commands.arguments import add_ray, add_store, add_trust, open_store
 from executor.launchers.cluster_address import use_cluster
 from executor.system.output import OK, columns, print_lines
 from executor.tune.outcome import COLUMNS, outcome_of
-from executor.tune.preflight import announcement, step_seconds
+from executor.tune.preflight import announcement, pace_of
 from executor.tune.trials import read_trials
 from executor.tune.tuning import Tuning
-from executor.tune.winner import check_writable, default_path, write_winner
+from executor.tune.winner import check_writable, default_path, is_winners, write_winner
 
 PAGES = "tune"  # the folder of a store with the pages
 UNSAFE = re.compile(r"[^\w.-]+")
@@ -37,11 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     use_cluster(options.ray)
+    if is_winners(options.file):
+        raise DflowError(f"{options.file}: `dflow tune` wrote it for the best trial: tune the file that it extends")
     trials = read_trials(options.file)
     output = options.output or default_path(options.file)
     check_writable(output)
     store = open_store(options, write=True)
-    print_lines(announcement(trials, step_seconds(store, trials)))
+    print_lines(announcement(trials, pace_of(store, trials)))
     tuning = Tuning(store, trials, options.file, f"dflow {shlex.join(options.given)}")
     tuning.check()
     if tuning.code != OK:

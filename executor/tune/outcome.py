@@ -19,6 +19,10 @@ from executor.tune.trials import Trials
 COLUMNS = ("trial", "values", "steps", "tau", "interval", "above the best", "its interval", "seconds", "why it ended")
 MTP = "the target's own MTP head"
 PLAIN = ("plain decoding", "", "", "1.00", "", "", "", "", "what every tau is measured against")
+UNKNOWN_SPEED = (
+    "its speed-up is not known, as times of so few prompts differ too much: measure it on more, by a node of evaluate "
+    "with mtp = true"
+)
 
 
 @frozen
@@ -72,8 +76,8 @@ def _rows(trials: Trials, decision: Decision) -> Iterator[tuple[str, ...]]:
 
 
 def _of_rival(rival: Rival) -> tuple[str, ...]:
-    faster = "" if rival.speedup is None else f", {rival.speedup:.2f} times as fast as plain decoding"
-    why = f"the target has it already{faster}"
+    speed = UNKNOWN_SPEED if rival.speedup is None else f"{rival.speedup:.2f} times as fast as plain decoding"
+    why = f"the target has it already; {speed}"
     values = f"block_size = {rival.block_size}"
     return MTP, values, "", *_figures(rival.ranked), f"{rival.ranked.seconds:.0f}", why
 

@@ -22,8 +22,8 @@ DRAWS = 1000  # for a point that is not there yet
 class Points:
     """The points of the trials, in their order.
 
-    beyond: points that were drawn, and are left out for budget_steps. others: further points of a grid; None with a
-    range.
+    beyond: points that were drawn, and are left out for budget_steps. others: further points of a grid; None where
+    ranges have more.
     """
 
     tried: tuple[Point, ...]
@@ -39,17 +39,23 @@ def points_of(tune: Tune) -> Points:
     if table.budget_steps is not None:
         while count and halving_steps(count, table.rungs, table.eta) > table.budget_steps:
             count -= 1
-    others = None if tune.size is None else tune.size - len(drawn)
+    has_endless = tune.size is None and len(drawn) == table.trials
+    others = None if has_endless else (tune.size or len(drawn)) - len(drawn)
     return Points(tuple(drawn[:count]), tuple(drawn[count:]), others)
 
 
 def halving_steps(trials: int, rungs: Sequence[int], eta: int) -> int:
     """The training steps of successive halving: every trial to the first rung, one in eta of them to the next, ...."""
-    steps, earlier = 0, 0
-    for rung in rungs:
-        steps += trials * (rung - earlier)
-        earlier, trials = rung, kept_count(trials, eta)
-    return steps
+    counts = halving_counts(trials, len(rungs), eta)
+    return sum(count * (rung - earlier) for count, earlier, rung in zip(counts, (0, *rungs), rungs, strict=False))
+
+
+def halving_counts(trials: int, rungs: int, eta: int) -> list[int]:
+    """The number of trials at each rung."""
+    counts = [trials]
+    while len(counts) < rungs:
+        counts.append(kept_count(counts[-1], eta))
+    return counts
 
 
 def kept_count(trials: int, eta: int) -> int:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
 
 from attrs import evolve, frozen
 
@@ -19,10 +20,12 @@ from executor.planning.session import make_planner, missing_data
 from executor.store.artifact_store import Store
 from executor.system.output import shown_duration
 from executor.tune.decision import decide
-from executor.tune.points import kept_count
+from executor.tune.points import halving_counts
 from executor.tune.rival import NODE
 from executor.tune.trials import Trials, of_trials
 from ops.lib.forecasts import StepsForecast, TokensForecast
+
+MEASURED = ("steps_in_this_attempt", "step_seconds", "measuring_seconds")  # of a training's measurements.json
 
 
 @frozen
@@ -35,14 +38,25 @@ class Preflight:
     uncounted: Sequence[str]
 
 
+@frozen
+class Pace:
+    """Seconds of a training. start: of all but its steps, such as loading. step: with its share of measuring tau."""
+
+    start: float
+    step: float
+
+    def seconds(self, trials: Trials) -> float:
+        """Of all trainings of a search together, at most."""
+        return trials.planned_trainings * self.start + trials.planned_steps * self.step
+
+
 def search_preflight(store: Store, trials: Trials) -> Preflight:
     """Check all trainings of a search, and the evaluation of the MTP head, on this machine."""
     if not decide(trials.rules, trials.results(store)).pending:
         return Preflight((), ())
     table = trials.tune.table
-    trained = {trials.node(trial, steps): trial for trial in range(trials.count) for steps in table.rungs}
     rivals = {node_id: trial for trial in range(trials.count) if (node_id := trials.rival_node(trial))}
-    graph = trials.graph.up_to([*trained, *rivals])
+    graph = trials.graph.up_to([*trials.rung_nodes, *rivals])
     decisions = make_planner(store, graph, absent=trials.absent_of(graph)).plan()
     free = free_bytes(store.path)
     estimates = graph_estimates(graph, cached_artifacts(store, decisions), free)
@@ -65,12 +79,13 @@ def _certain(trials: Trials, decisions: Mapping[str, Decision], estimates: Estim
     """The nodes that run whichever trials stop: of a rung, as many trainings as it has, those that write the least."""
     table = trials.tune.table
     left_out: set[str] = set()
-    count = trials.count if table.budget_hours is None else 1
-    for steps in table.rungs:
+    counts = halving_counts(trials.count, len(table.rungs), table.eta)
+    if table.budget_hours is not None:
+        counts = [1, *[0] * len(counts[1:])]
+    for steps, count in zip(table.rungs, counts, strict=True):
         needs = {node: estimates.needs.get(node) for node in (trials.node(each, steps) for each in range(trials.count))}
         sizes = {node: 0 if need is None else known_size(need) for node, need in needs.items()}
         left_out |= {*sorted(sizes, key=lambda node: sizes[node])[count:]}
-        count = kept_count(count, table.eta) if table.budget_hours is None else 0
     return {node_id: decision for node_id, decision in decisions.items() if node_id not in left_out}
 
 
@@ -110,29 +125,36 @@ def _grouped(trials: Trials, findings: Sequence[Finding]) -> list[Finding]:
     return [evolve(each, what=each.what + of_trials(concerned, trials.count)) for each, concerned in found.items()]
 
 
-def step_seconds(store: Store, trials: Trials) -> float | None:
-    """The seconds of a step: the mean over the trials that the store has trained, else of the node in the file as it
-    was trained last; None if it knows none.
-    """
+def pace_of(store: Store, trials: Trials) -> Pace | None:
+    """The pace of the trials that the store has trained, else of the training of the file; None if it knows none."""
     history = PreviousNodes(store, trials.graph.name)
 
-    def seconds(node_id: str) -> float | None:
+    def measured(node_id: str) -> Pace | None:
         state = history.computed(node_id)
-        if state is None or state.digest is None:
+        if state is None or state.digest is None or state.seconds is None:
             return None
-        measured = read_object_or_none(store.object_path(state.digest) / "measurements.json") or {}
-        return measured.get("step_seconds")
+        figures = read_object_or_none(store.object_path(state.digest) / "measurements.json") or {}
+        steps, step, measuring = (figures.get(name) or 0.0 for name in MEASURED)
+        seconds = state.seconds if state.attempt_seconds is None else state.attempt_seconds
+        return Pace(max(0.0, seconds - steps * step - measuring), step + measuring / steps) if steps else None
 
-    first = trials.tune.table.rungs[0]
-    known = [each for trial in range(trials.count) if (each := seconds(trials.node(trial, first))) is not None]
-    return sum(known) / len(known) if known else seconds(trials.tune.table.node)
+    known = [pace for node_id in trials.rung_nodes if (pace := measured(node_id)) is not None]
+    if not known:
+        return measured(trials.tune.table.node)
+    return Pace(fmean(pace.start for pace in known), fmean(pace.step for pace in known))
 
 
-def announcement(trials: Trials, seconds: float | None) -> str:
-    """How many trials there are, when they are compared, and what they cost at most. seconds: of a step."""
-    rules, steps = trials.rules, trials.planned_steps
-    time = "" if seconds is None else f", {shown_duration(steps * seconds)} at {seconds:.3g} s a step without measuring"
+def announcement(trials: Trials, pace: Pace | None) -> str:
+    """How many trials there are, when they are compared, and what they cost at most."""
+    rules, steps, trainings = trials.rules, trials.planned_steps, trials.planned_trainings
+    time = "how long they take is known once one is trained"
+    if pace is not None:
+        time = (
+            f"{shown_duration(pace.seconds(trials))} of all trainings together, by earlier ones: {pace.step:.3g} s a "
+            f"step with measuring, and {pace.start:.3g} s to start and end each"
+        )
+    goes_on = "all go on" if rules.eta == 1 else f"one in {rules.eta} goes on"
     return (
-        f"{rules.trials} trials, compared at steps {', '.join(map(str, rules.rungs))}; one in {rules.eta} goes on: at "
-        f"most {steps:,} training steps{time}"
+        f"{rules.trials} trials, compared at steps {', '.join(map(str, rules.rungs))}; {goes_on}: at most {steps:,} "
+        f"training steps in {trainings} trainings; {time}"
     )

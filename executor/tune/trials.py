@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,17 @@ from dsl.check import Absent
 from dsl.compile import compiled
 from dsl.errors import DataError, PipelineError
 from dsl.finding import Field, Finding, Position
+from dsl.for_each import references
 from dsl.graph import Graph
 from dsl.read_toml import tree_with_ops
 from dsl.toml import KeyPath
 from dsl.tree import Tree
-from dsl.tune import TUNE, Point, Tune, check_tune, put_trials, trial_name
+from dsl.tune import TUNE, Point, Tune, can_pause, check_tune, put_trials, trial_name
 from executor.planning.planner import cached_artifacts
 from executor.planning.session import make_planner
 from executor.store.artifact_store import Store
 from executor.tune.decision import Result, Rules
-from executor.tune.points import Points, halving_steps, points_of
+from executor.tune.points import Points, halving_counts, halving_steps, points_of
 from executor.tune.rival import NODE, put_rival
 from ops.train_dflash.answers import read_answers
 
@@ -32,12 +33,16 @@ NO_TABLE = "[tune] with rungs = [100, 200, 400], and [tune.space] with train.lr 
 
 @frozen
 class Trials:
-    """The trials of a pipeline file: its table [tune], their points, and the compiled graph of all of them."""
+    """The trials of a pipeline file: its table [tune], their points, and the compiled graph of all of them.
+
+    nodes: those of the file, as it was when it was read.
+    """
 
     tune: Tune
     points: Points
     graph: Graph
     absent: Absent
+    nodes: Mapping[str, Any]
 
     @property
     def count(self) -> int:
@@ -53,9 +58,21 @@ class Trials:
         """The training steps of all trials, without a budget of hours."""
         return halving_steps(self.count, self.tune.table.rungs, self.tune.table.eta)
 
+    @property
+    def planned_trainings(self) -> int:
+        """The nodes that train for them."""
+        return sum(halving_counts(self.count, len(self.tune.table.rungs), self.tune.table.eta))
+
     def node(self, trial: int, steps: int) -> str:
         """The id of the node that trains a trial to a rung."""
         return f"{self.tune.rung_node(steps)}-{trial_name(trial)}"
+
+    @property
+    def rung_nodes(self) -> dict[str, tuple[int, int]]:
+        """The nodes that train, each with its trial and rung."""
+        return {
+            self.node(trial, steps): (trial, steps) for steps in self.tune.table.rungs for trial in range(self.count)
+        }
 
     def rival_node(self, trial: int) -> str | None:
         """The id of the node that evaluates the MTP head of the trial's target; None without one."""
@@ -72,9 +89,7 @@ class Trials:
 
     def results(self, store: Store) -> Iterator[Result]:
         """The results that a store has, of all trials and rungs."""
-        nodes = {
-            self.node(trial, steps): (trial, steps) for trial in range(self.count) for steps in self.tune.table.rungs
-        }
+        nodes = self.rung_nodes
         graph = self.graph.up_to(nodes)
         decisions = make_planner(store, graph, absent=self.absent_of(graph)).plan()
         for node_id, folder in cached_artifacts(store, decisions).items():
@@ -90,52 +105,67 @@ class Trials:
 def read_trials(file: Path) -> Trials:
     """Read a pipeline file with a table [tune], and compile all trials.
 
-    Raises PipelineError with all mistakes of the file, or with all that the trials cause together.
+    Raises PipelineError with all mistakes of the file and of its trials.
     """
     if file.suffix != ".toml":
         raise PipelineError([Finding(f"{file}: [tune] stands in a TOML file; one in Python has none")])
     tree = tree_with_ops(file)
     if TUNE not in tree.values:
         raise PipelineError([Finding("the table [tune] is missing", Field(TUNE, Position(str(file), 1, 1)), NO_TABLE)])
-    whole = compiled(tree, absent={})
-    tree, absent = tree_with_ops(file), Absent()
+    return trials_of(tree)
+
+
+def trials_of(tree: Tree) -> Trials:
+    """The trials of a pipeline with a table [tune], compiled. Raises PipelineError as `read_trials`."""
     tune = check_tune(tree)
-    assert tune is not None, "the file has no mistakes"
-    points, table = points_of(tune), tune.table
+    if tune is None:
+        raise PipelineError([tree.mistake((TUNE,), "expected a table", NO_TABLE)])
+    nodes, points, table, absent = dict(tree.nodes), points_of(tune), tune.table, Absent()
     if not points.tried:
         least = halving_steps(1, table.rungs, table.eta)
         message = f"{table.budget_steps} steps are fewer than the {least} of one trial to the last rung"
         tree.report((TUNE, "budget_steps"), message, f"set {least} or more")
     tried = points.tried or points.beyond
-    training = whole.up_to([table.node]).nodes
-    _check_reach(tree, training, tune, tried)
-    _check_trainings(tree, training[table.node].config, tune, tried)
-    put_rival(tree, table.node)
+    if can_pause(tree, table.node):
+        _check_reach(tree, tune)
+        _check_trainings(tree, tune, tried)
+        put_rival(tree, table.node)
+    rivals = tree.nodes.keys() - nodes.keys()
     put_trials(tree, tune, tried)
-    return Trials(tune, points, attrs.evolve(compiled(tree, absent=absent), sort_by="val/tau"), absent)
+    try:
+        graph = attrs.evolve(compiled(tree, absent=absent), sort_by="val/tau")
+    except PipelineError as error:  # a rival's values are those of other nodes, whose mistakes it repeats
+        own = [each for each in error.mistakes if "".join(each.path.split(".")[1:2]) not in rivals]
+        raise PipelineError(own or error.mistakes) from error
+    return Trials(tune, points, graph, absent, nodes)
 
 
-def _check_reach(tree: Tree, training: Collection[str], tune: Tune, points: Sequence[Point]) -> None:
-    """Report values that change nothing of the training. training: its node's id, and those of all nodes above it."""
-    places = {axis.name: axis.place for axis in tune.axes}
-    nodes = {(name, path[0]) for point in points for name, option in point.items() for path in option.changes}
-    for name, node in sorted(nodes):
-        if node not in training:
+def _check_reach(tree: Tree, tune: Tune) -> None:
+    """Report values that change nothing of the training."""
+    reached = [tune.table.node]
+    for node in reached:
+        op, table = tree.op(node), tree.table("node", node)
+        named = [parent for edge in (op.edges if op else ()) for parent in references(table.get(edge))]
+        reached += [parent for parent in dict.fromkeys(named) if parent in tree.nodes and parent not in reached]
+    for axis in tune.axes:
+        for node in sorted({path[0] for path in axis.paths} - {*reached}):
             message = (
                 f'"{node}" is not above "{tune.table.node}", so trials with other values of it are the same training'
             )
-            tree.report(places[name], message, f"vary fields of {tune.table.node}, or of nodes above it")
+            tree.report(axis.place, message, f"vary fields of {tune.table.node}, or of nodes above it")
 
 
-def _check_trainings(tree: Tree, training: Any, tune: Tune, points: Sequence[Point]) -> None:
-    """Report trainings that measure no tau on val, and rungs beyond max_steps. training: its config in the file."""
+def _check_trainings(tree: Tree, tune: Tune, points: Sequence[Point]) -> None:
+    """Report trainings that measure no tau on val, and rungs beyond max_steps."""
     node, last = tune.table.node, tune.table.rungs[-1]
+    training, op = tree.table("node", node), tree.op(node)
+    assert op is not None, "it can pause"
     found: dict[tuple[KeyPath, str, str], list[int]] = {}
     for trial, point in enumerate(points):
         tried = {path: value for option in point.values() for path, value in option.changes.items()}
-        values = {name: tried.get((node, name), getattr(training, name)) for name in DECISIVE}
+        values = {name: tried.get((node, name), training.get(name, op.fields[name].made_default)) for name in DECISIVE}
         given = {
-            'tokens = "@tokenize"': training.tokens is not None,
+            'tokens = "@tokenize"': training.get("tokens") is not None,
             f"eval_every = {tune.table.rungs[0]}": values["eval_every"] is not None,
             "eval_prompts = 8": values["eval_prompts"] != 0,
         }

@@ -11,10 +11,9 @@ from typing import Any
 
 from dsl.errors import DflowError
 from dsl.files import output_errors, replace_file
-from dsl.read_toml import tree_with_ops
 from dsl.shown import BARE_KEY, toml_value
 from dsl.tree import merged
-from dsl.tune import CONTINUES, PAUSE, Point, trial_name, with_chain
+from dsl.tune import CONTINUES, PAUSE, changed_nodes, trial_name, with_chain
 from executor.tune.decision import Decision
 from executor.tune.trials import Trials
 
@@ -28,7 +27,7 @@ def default_path(file: Path) -> Path:
 
 def is_winners(path: Path) -> bool:
     """Whether `dflow tune` wrote a pipeline file."""
-    return path.read_text(encoding="utf-8", errors="replace").startswith(MARK)
+    return path.is_file() and path.read_text(encoding="utf-8", errors="replace").startswith(MARK)
 
 
 def check_writable(path: Path) -> None:
@@ -62,7 +61,7 @@ def winner_text(path: Path, file: Path, trials: Trials, winner: int, rungs: list
     tune, point = trials.tune, trials.points.tried[winner]
     node = tune.table.node
     changes = changed_nodes(point)
-    nodes = dict(tree_with_ops(file).nodes)
+    nodes = dict(trials.nodes)
     nodes[node] = merged(nodes[node], changes.get(node, {}))
     chained = with_chain(nodes, tune, rungs)
     last = {CONTINUES: chained[node][CONTINUES]}
@@ -78,17 +77,6 @@ def winner_text(path: Path, file: Path, trials: Trials, winner: int, rungs: list
     ]
     rest = "\n".join([*head, *(line for name, table in tables.items() for line in _table(name, table)), ""])
     return f"{first}\n{CHECKSUM}{_checksum(rest)}\n{rest}"
-
-
-def changed_nodes(point: Point) -> dict[str, Any]:
-    """The values of a point as a partial table of each node."""
-    found: dict[str, Any] = {}
-    for option in point.values():
-        for path, value in option.changes.items():
-            for key in reversed(path):
-                value = {key: value}
-            found = merged(found, value)
-    return found
 
 
 def _table(name: str, values: Mapping[str, Any]) -> list[str]:

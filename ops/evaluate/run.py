@@ -167,11 +167,11 @@ def report_result(
 ) -> None:
     """Show the result to the user in a few lines. text: gives a token's text."""
     config, losses = summary.config, summary.losses
-    is_shown = is_known(measured["speedup_low"], measured["speedup_high"])
-    faster = (
-        f"{measured['speedup']:.2f} times as fast as plain decoding" if is_shown else f"its speed-up is {NOT_KNOWN}"
-    )
-    faster += f" in batches of {config.batch_size}"
+    low, high, batches = measured["speedup_low"], measured["speedup_high"], f"in batches of {config.batch_size}"
+    if is_known(low, high):
+        faster = f"{measured['speedup']:.2f} times as fast as plain decoding {batches}"
+    else:
+        faster = f"its speed-up {batches} is {NOT_KNOWN}, somewhere in {low:.2f} to {high:.2f}: evaluate more prompts"
     if tau["steps"]:
         stage.info(
             f"tau {tau['tau']:.2f} ({interval_text(tau, 'no interval of one prompt')}) over {tau['prompts']} prompts, "

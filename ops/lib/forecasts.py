@@ -496,23 +496,25 @@ def length_misfit(tokens: TokensForecast | None, target: TargetStated | None, sp
 
     Stored samples are named. Before they exist max_length is refused only where it crosses a `rope_limit`.
     """
-    if target is None or not is_bounded(target.text):
-        return ""
-    if tokens is not None and tokens.folder is None and rope_limit(target.text) is None:
-        return ""
-    return _beyond(tokens, target, splits)
+    return _beyond(tokens, target, splits) if target is not None and _refuses_longer(tokens, target) else ""
 
 
 def length_note(tokens: TokensForecast | None, target: TargetStated | None, splits: Iterable[str]) -> str:
     """A warning of samples that may be longer than the target's positions, where `length_misfit` does not know it;
     empty without one.
     """
-    if length_misfit(tokens, target, splits) or target is None:
+    if target is None or _refuses_longer(tokens, target):
         return ""
     found = _beyond(tokens, target, splits)
     if found and is_bounded(target.text):
         found += "; should there be a longer one, this node refuses it by name"
     return found and f"warning: {found}"
+
+
+def _refuses_longer(tokens: TokensForecast | None, target: TargetStated) -> bool:
+    """Whether a capture is known to refuse a sample of more tokens than the target's positions."""
+    is_stored = tokens is None or tokens.folder is not None
+    return is_bounded(target.text) and (is_stored or rope_limit(target.text) is not None)
 
 
 def _beyond(tokens: TokensForecast | None, target: TargetStated, splits: Iterable[str]) -> str:

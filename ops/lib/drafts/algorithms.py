@@ -146,7 +146,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
     if name not in names:
         hint = did_you_mean(name, names) or f"one of {', '.join(names)}"
         raise ConfigError(
-            f'algorithm: there is no "{name}" ({hint}); [pipeline] drafts names folders of your own, '
+            f'there is no algorithm "{name}" ({hint}); [pipeline] drafts names folders of your own, '
             "--drafts of dflow evaluate one of them"
         )
     found: type[Algorithm] = named_function(CONFIGS[name]) if name in CONFIGS else _own(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from dsl.errors import PipelineError
 from executor.tune.decision import Ranked, Result, Rules, decide
@@ -63,6 +64,8 @@ def test_the_table_ends_with_the_head_and_plain_decoding_or_says_why_there_is_no
     assert PLAIN == plain
     assert (MTP, "block_size = 4", "", "2.500", "2.000 to 3.000", "+0.250", "0.100 to 0.400", "7") == head[:-1]
     assert "1.23 times as fast as plain decoding" in head[-1]
+    *_, head, _ = outcome_of(trials, decision, evolve(rival, speedup=None)).rows
+    assert "its speed-up is not known" in head[-1] and "more" in head[-1]
     without = outcome_of(trials, decision, "there is none")
     assert MTP not in [row[0] for row in without.rows]
     assert f"{MTP}: there is none" == without.not_tried[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -10,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dsl.errors import PipelineError
+from executor.records.run_record import NodeState, Record
 from executor.store.artifact_store import Store
-from executor.tune.preflight import announcement, search_preflight, step_seconds
+from executor.tune.preflight import Pace, announcement, pace_of, search_preflight
 from executor.tune.trials import read_trials
 
 TINY = Path(__file__).resolve().parents[3] / "pipelines" / "tiny.toml"
@@ -34,7 +36,7 @@ def test_rungs_beyond_the_steps_are_refused_once_the_samples_are_tokenised_befor
     file = written(tmp_path, "[3, 500]", "train.lr = [1e-5, 3e-3]\nshard.epochs = [1, 2]")
     code, said = dflow(tmp_path, "plan")
     assert 0 == code
-    assert "4 trials, compared at steps 3, 500; one in 2 goes on: at most 1,006 training steps" in said
+    assert "4 trials, compared at steps 3, 500; one in 2 goes on: at most 1,006 training steps in 6 trainings" in said
     assert "once there is tokenize" in said
     code, said = dflow(tmp_path, "tune")
     (plan,) = (json.loads(path.read_text()) for path in (tmp_path / "runs" / "records").glob("*/plan.json"))
@@ -76,8 +78,34 @@ def test_disk_is_that_of_the_trainings_that_run_whichever_trials_stop(tmp_path: 
     assert "of disk" in only.what and only.what.endswith("(t02)")
 
 
-def test_without_a_trained_step_no_time_is_announced(tmp_path: Path) -> None:
+def test_without_a_training_no_time_is_announced(tmp_path: Path) -> None:
     trials = read_trials(written(tmp_path, "[3, 6]"))
-    assert step_seconds(Store(tmp_path / "runs"), trials) is None
-    assert "at most 9 training steps" in announcement(trials, None)
-    assert announcement(trials, 10.0).endswith("at most 9 training steps, 1 min 30 s at 10 s a step without measuring")
+    assert pace_of(Store(tmp_path / "runs"), trials) is None
+    assert announcement(trials, None).endswith(
+        "at most 9 training steps in 3 trainings; how long they take is known once one is trained"
+    )
+    assert "3 trainings; 1 min 36 s of all trainings together" in announcement(trials, Pace(start=2.0, step=10.0))
+
+
+def test_the_time_of_a_search_counts_what_each_training_takes_beside_its_steps(tmp_path: Path) -> None:
+    trials = read_trials(written(tmp_path, "[3, 6]"))
+    store = Store.open(tmp_path / "runs", write=True)
+
+    def trained(node_id: str, seconds: float, steps: int, step_seconds: float, measuring: float) -> None:
+        """A run that trained a node: its record, and the measurements of its artifact."""
+        digest = hashlib.sha256(node_id.encode()).hexdigest()
+        folder = store.object_path(digest)
+        folder.mkdir(parents=True)
+        figures = {"steps_in_this_attempt": steps, "step_seconds": step_seconds, "measuring_seconds": measuring}
+        (folder / "measurements.json").write_text(json.dumps(figures))
+        graph = trials.graph.up_to([node_id])
+        states = {each: NodeState() for each in graph.nodes}
+        states[node_id] = NodeState(state="done", digest=digest, seconds=seconds)
+        Record.prepare(store.records, graph, nodes=states).save_all()
+
+    trained("train_3-t01", 20.0, 3, 2.0, 3.0)  # 11 s beside steps of 2 s, and 3 s of measuring
+    assert Pace(start=11.0, step=3.0) == pace_of(store, trials)
+    trained("train_6-t02", 16.0, 3, 4.0, 3.0)  # 1 s, 4 s, 3 s
+    pace = pace_of(store, trials)
+    assert Pace(start=6.0, step=4.0) == pace
+    assert pace.seconds(trials) == 3 * 6.0 + (2 * 3 + 3) * 4.0

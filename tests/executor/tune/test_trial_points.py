@@ -60,3 +60,10 @@ def test_a_budget_of_steps_leaves_out_the_last_trials() -> None:
     points = points_of(tune(GRID, budget_steps=170))
     assert (8, 4) == (len(points.tried), len(points.beyond))
     assert () == points_of(tune(GRID, budget_steps=39)).tried
+
+
+def test_more_trials_than_a_range_has_whole_numbers_are_all_of_them_and_nothing_is_left_out() -> None:
+    layers = Range("train.num_layers", ("tune",), ("train", "num_layers"), 1, 3, log=False)
+    few, many = (points_of(tune((layers,), trials=trials)) for trials in (2, 9))
+    assert (2, None) == (len(few.tried), few.others)
+    assert (3, 0) == (len(many.tried), many.others)

@@ -29,7 +29,14 @@ from ops.lib.data.token_shards import TokenReader
 from ops.lib.drafts.backbone.sizes import (
     draft_parameters,
 )
-from ops.lib.forecasts import FeaturesForecast, TargetForecast, TokensForecast, read_config
+from ops.lib.forecasts import (
+    FeaturesForecast,
+    TargetForecast,
+    TokensForecast,
+    length_misfit,
+    length_note,
+    read_config,
+)
 from ops.lib.target.model import Target
 from ops.lib.target.sizes import TargetSizes
 from ops.load_target.op import LoadTarget
@@ -114,6 +121,21 @@ def test_the_longest_sample_is_that_of_the_tokens_once_they_are_made(tokens: Any
     lengths = [len(reader.sample(index).input_ids) for index in range(len(reader))]
     assert len({*lengths}) > 1
     assert max(lengths) == foresee_tokens(tokens.path).longest
+
+
+def test_a_note_on_long_samples_reads_no_lengths_where_a_conflict_reads_them(tmp_path: Path) -> None:
+    make_checkpoint("qwen3", tmp_path / "target", max_position_embeddings=64)
+    bounded = TargetForecast.of(read_config(tmp_path / "target" / "config.json"))
+    unbounded = evolve(bounded, config={**bounded.config, "rope_theta": None, "rope_parameters": None})
+    kept = TokensForecast(by_split={"train": 70}, expected=None, longest=70, vocab_size=600, folder=tmp_path)
+    rows = tmp_path / "samples.jsonl"
+    rows.write_text(json.dumps({"id": "long", "split": "train", "tokens": 70}) + "\n")
+    assert "sample long: 70 tokens" in length_misfit(kept, bounded, ["train"])
+    assert ("", True) == (length_misfit(kept, unbounded, ["train"]), "long" in length_note(kept, unbounded, ["train"]))
+    rows.unlink()
+    assert "" == length_note(kept, bounded, ["train"])
+    with pytest.raises(FileNotFoundError):
+        length_misfit(kept, bounded, ["train"])
 
 
 def test_the_built_in_target_and_a_draft_for_it_are_forecast_before_they_are_made(tokens: Any, target: Any) -> None:

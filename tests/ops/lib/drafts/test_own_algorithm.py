@@ -400,9 +400,9 @@ def test_the_modules_are_tried_by_another_process_before_the_first_stage(written
 
 
 def test_an_algorithm_that_no_pipeline_names_is_not_imported():
-    with pytest.raises(ConfigError, match='there is no "slot_bias"'):
+    with pytest.raises(ConfigError, match='there is no algorithm "slot_bias"'):
         algorithm_class("slot_bias")
-    with pytest.raises(ConfigError, match='there is no "os"'):
+    with pytest.raises(ConfigError, match='there is no algorithm "os"'):
         algorithm_class("os")
 
 
