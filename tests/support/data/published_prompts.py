@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from transformers import AutoTokenizer
 
 from ops.lib.data.sample_account import Unusable
 from ops.lib.vision.processor import load_processor
+from ops.lib.vision.template_kinds import pinned
 from ops.regenerate_answers.client import wire_messages
 from ops.regenerate_answers.conversations import Prompts
 from ops.tokenize_chat.encode import ChatEncoder
@@ -33,21 +33,33 @@ class Asked:
     messages: list[dict[str, Any]]
 
 
-def set_template(checkpoint: Path, template: str) -> Any:
-    """Give a checkpoint another chat template; its tokenizer."""
+def set_template(checkpoint: Path, name: str) -> Any:
+    """Give a checkpoint a published chat template, without the day on which it is rendered; its tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    tokenizer.chat_template = template
+    tokenizer.chat_template = pinned(TEMPLATES[name])
     tokenizer.save_pretrained(checkpoint)
     return tokenizer
 
 
-def prompts_of(checkpoint: Path, thinking: bool | None, tools_as: str) -> Iterator[Asked]:
-    """The prompts before each answer of the samples with tools, without those that the template refuses."""
-    prompts = Prompts(ChatEncoder(load_processor(str(checkpoint)), thinking, tools_as=tools_as), Path())
+@frozen
+class OfDflow:
+    """What dflow asks before each answer of the samples with tools, without what the template refuses.
+
+    reasoning_key: that under which the template shows the reasoning of earlier answers.
+    """
+
+    asked: list[Asked]
+    reasoning_key: str | None
+
+
+def of_dflow(checkpoint: Path, thinking: bool | None, tools_as: str) -> OfDflow:
+    encoder, asked = ChatEncoder(load_processor(str(checkpoint)), thinking, tools_as=tools_as), []
+    prompts = Prompts(encoder, Path())
     for messages in SAMPLES.values():
         for turn in [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]:
             try:
                 ids, _ = prompts.ids({"id": "a", "images": [], "messages": messages[:turn], "tools": TOOLS})
             except Unusable:
                 continue
-            yield Asked(ids, wire_messages(prompts.shown(messages[:turn]), []))
+            asked.append(Asked(ids, wire_messages(prompts.shown(messages[:turn]), [])))
+    return OfDflow(asked, encoder.habits.reasoning)
