@@ -38,7 +38,6 @@ from ops.lib.vision.template_kinds import DAY, writes_today
 from ops.tokenize_chat.builtin import write_builtin_processor
 from ops.tokenize_chat.conflicts import SERVED, conflicts, tools_warning
 from ops.tokenize_chat.encode import TOO_FEW_LOSS_TOKENS, TOO_LONG, ChatEncoder, tokenize_rows
-from ops.tokenize_chat.habits import IN_TEXT
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.pieces import SUFFIX, Outcome, Row, Tokenized, all_pieces, portions, split_rows
 from ops.tokenize_chat.preview import Preview
@@ -416,8 +415,8 @@ def written_day(processor: Processor, target: TargetModel | None) -> str | None:
 
 def shown_key(config: TokenizeChat, encoder: ChatEncoder) -> str | None:
     """The key under which prompts show the reasoning of earlier answers, where not all engines give it; else None."""
-    key = encoder.habits.reasoning if config.contexts == "served" and config.history_reasoning == "kept" else None
-    return key if key not in (None, IN_TEXT) and engines_without(key) else None
+    key = encoder.reasoning_key if config.contexts == "served" and config.history_reasoning == "kept" else None
+    return key if key is not None and engines_without(key) else None
 
 
 def tokens_info(

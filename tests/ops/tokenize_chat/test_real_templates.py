@@ -68,7 +68,7 @@ ENDS = (
 BUT_NOT = {  # of templates with the other tokens, in which these stand inside answers
     "<|end|>": ("<|return|>", "<|calls|>"),
     "<|user|>": ("<|im_end|>", "<|end|>", "</s>", "<|eot|>", "<|end_of_text|>"),
-    "<|message_sep|>": ("function call<|role_sep|>",),
+    "<|message_sep|>": ("'role': 'function call'",),
 }
 MARKUP = re.compile(r"<[^<>\s'\"{}]{2,40}>|\[/?[A-Z_]+\]|\[e~\[|\]~b\]|\]~!b\[")
 TEXTS = ("<think>", "</think>", "<tool_call>", "</tool_call>")

@@ -45,7 +45,7 @@ def set_template(checkpoint: Path, name: str) -> Any:
 class OfDflow:
     """What dflow asks before each answer of the samples with tools, without what the template refuses.
 
-    reasoning_key: that under which the template shows the reasoning of earlier answers.
+    reasoning_key: that from which the template takes the reasoning of earlier answers.
     """
 
     asked: list[Asked]
@@ -62,4 +62,4 @@ def of_dflow(checkpoint: Path, thinking: bool | None, tools_as: str) -> OfDflow:
             except Unusable:
                 continue
             asked.append(Asked(ids, wire_messages(prompts.shown(messages[:turn]), [])))
-    return OfDflow(asked, encoder.habits.reasoning)
+    return OfDflow(asked, encoder.reasoning_key)
