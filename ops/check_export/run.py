@@ -18,8 +18,8 @@ from ops.check_export.outcome import Outcome, card_text
 from ops.check_export.served_prompts import LiveResult, LiveUnavailable, Prompt
 from ops.export_draft.card import (
     UNREAD,
+    prompt_warnings,
     rotary_warning,
-    tool_form_warning,
     with_measured,
     with_served_tag,
 )
@@ -58,7 +58,7 @@ def check_export(config: CheckExport, stage: Stage) -> None:
     target_config = read_config(target.path / "model")
     of_servers = (
         *image_warnings(of_tokens),
-        *tool_warnings(of_tokens, serving),
+        *engine_warnings(of_tokens, serving),
         *server_arg_warnings(serving),
         *rotary_warnings(serving),
         *embedding_warnings(serving, target_config).values(),
@@ -165,11 +165,9 @@ def image_warnings(tokens: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def tool_warnings(tokens: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
-    """A warning if the engines that the draft was exported for show tools otherwise than the training did."""
-    versions = versions_of(config["dflow"].get("engine"))
-    warning = tool_form_warning(tokens, versions, formats_of(config))
-    return [] if warning is None else [warning]
+def engine_warnings(tokens: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """Warnings if the engines that the draft was exported for make other prompts than the training did."""
+    return prompt_warnings(tokens, versions_of(config["dflow"].get("engine")), formats_of(config))
 
 
 def server_arg_warnings(config: Mapping[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from attrs import Factory, frozen
 
+from ops.lib.data.reasoning_keys import engines_without
 from ops.lib.drafts.algorithms import NO_SERVER, Algorithm, name_and_fields, plain
 from ops.lib.drafts.backbone.config import SCALES, DraftConfig, to_serving
 from ops.lib.drafts.backbone.contract import SGLANG, embedding_warnings, range_warnings
@@ -190,8 +191,9 @@ def _serving(facts: CardFacts) -> str:
             "default, and the two differ when an image is resized, so the command names that of the training."
         )
     captured = facts.training["captured"] if facts.training is not None else {}
-    if warning := tool_form_warning(captured, served.versions, facts.formats):
-        text.append(f"{warning[0].upper()}{warning[1:]}.")
+    text += [
+        f"{warning[0].upper()}{warning[1:]}." for warning in prompt_warnings(captured, served.versions, facts.formats)
+    ]
     if served.pixels:
         text.append(
             "Its images were limited to other sizes than the target's own, which the command names too: without them "
@@ -200,22 +202,31 @@ def _serving(facts: CardFacts) -> str:
     return "\n\n".join(text)
 
 
-def tool_form_warning(tokens: Mapping[str, Any], versions: Iterable[str], formats: Collection[str]) -> str | None:
-    """A warning if engines show tools otherwise than the training did; None if it used the form of one of them.
+def prompt_warnings(tokens: Mapping[str, Any], versions: Iterable[str], formats: Collection[str]) -> list[str]:
+    """Warnings of engines whose servers give the chat template something else than the training did: tools in another
+    form, unless it used that of one of them, or no reasoning of earlier answers.
 
     tokens: tokens.json of the training, or what its features keep of that. versions: those of SGLang that may serve.
     formats: those of the export.
     """
     engines = [f"sglang-{version}" for version in versions]
     engines += [f"vllm-{VLLM_VERSION}"] if SPECULATORS in formats else []
+    warnings = []
     unlike = {name: words for name, words in tokens.get("tools_unlike", {}).items() if name in engines}
-    if not unlike or tokens.get("tools_as") in engines:
-        return None
-    named = "; ".join(f"{name} {', '.join(words)}" for name, words in unlike.items())
-    return (
-        f"the chat template gets tools in another form from these engines than in the training ({named}): set tools_as "
-        "of tokenize_chat and regenerate_answers to the one that serves"
-    )
+    if unlike and tokens.get("tools_as") not in engines:
+        named = "; ".join(f"{name} {', '.join(words)}" for name, words in unlike.items())
+        warnings.append(
+            f"the chat template gets tools in another form from these engines than in the training ({named}): set "
+            "tools_as of tokenize_chat and regenerate_answers to the one that serves"
+        )
+    key = tokens.get("reasoning_key")
+    if key is not None and (without := engines_without(key, engines)):
+        warnings.append(
+            f'the chat template shows the reasoning of earlier answers from "{key}", which these engines do not give '
+            f"it ({', '.join(without)}): their prompts lack what the training had; set "
+            'history_reasoning = "dropped" of tokenize_chat and regenerate_answers'
+        )
+    return warnings
 
 
 def _draft_option(facts: CardFacts, path: str) -> DraftOption:

@@ -48,7 +48,7 @@ class Columns:
 
 
 @op(
-    version=7,
+    version=8,
     run="ops.ingest.run:ingest",
     key_libraries=("pillow", "pyarrow", "datasets"),
     single_process=True,

@@ -11,7 +11,8 @@ matched (`matched`). Roles of results and calls: ops/ingest/row_values.py.
                     <tool_response> in a result or, as Qwen's templates write it, in the user's turn behind calls
     Anthropic       parts tool_use, tool_result and thinking
     reasoning       reasoning_content, reasoning or thinking of an answer
-    both            calls or a thought in the text of an answer that has them under a key too: one copy is left out
+    both            calls or a thought in the text of an answer that has them under a key too, or calls in turns of
+                    their own: one copy is left out
     what is learnt  weight (OpenAI), loss (ms-swift), train or training (axolotl), loss_weight (LLaMA-Factory) of an
                     answer
 
@@ -120,6 +121,7 @@ class Said:
     call_id     of a result: the id of its call, None where the row has none, before `matched`
     name        of a result: the function's
     joins       whether it belongs to an answer directly before it
+    from_text   how many of the calls, from the first on, its text has
     number      of the turn in its row, from 1 on
     is_learnt   whether an answer is learnt, by a mark of its own
     """
@@ -131,6 +133,7 @@ class Said:
     call_id: str | None = None
     name: str | None = None
     joins: bool = False
+    from_text: int = 0
     number: int = 0
     is_learnt: bool = True
 
@@ -176,6 +179,7 @@ def _once(turn: Said) -> Said:
 
     Raises Unusable where the text has others.
     """
+    turn = _without_repeated_calls(turn)
     text = own_text({"content": list(turn.parts)})
     if turn.role != "assistant" or not text:
         return turn
@@ -183,6 +187,16 @@ def _once(turn: Said) -> Said:
     if turn.calls:
         rest = _without_calls(rest, turn)
     return turn if rest == text else evolve(turn, parts=_text(rest))
+
+
+def _without_repeated_calls(turn: Said) -> Said:
+    """An answer whose text has calls without them, if the turns behind it that belong to it have the same."""
+    in_text, behind = turn.calls[: turn.from_text], turn.calls[turn.from_text :]
+    return evolve(turn, calls=behind, from_text=0) if behind and _same(in_text, behind) else turn
+
+
+def _same(some: Sequence[Call], others: Sequence[Call]) -> bool:
+    return [(call.name, call.arguments) for call in some] == [(call.name, call.arguments) for call in others]
 
 
 def _without_thought(text: str, turn: Said) -> str:
@@ -206,7 +220,7 @@ def _without_calls(text: str, turn: Said) -> str:
         raise _of_turn(turn.number, fault.reason, fault.detail) from fault
     if not copies:
         return text
-    if [(call.name, call.arguments) for call in copies] != [(call.name, call.arguments) for call in turn.calls]:
+    if not _same(copies, turn.calls):
         raise _of_turn(turn.number, OTHER_CALLS_IN_TEXT, _shown(bodies[0]))
     return rest.strip()
 
@@ -429,7 +443,7 @@ def _is_hermes(turn: TurnObject) -> bool:
 def _hermes(turn: TurnObject) -> Iterable[Said]:
     rest, bodies = _tagged(own_text(turn))
     calls = tuple(_call(_json_call(body, python=True)) for body in bodies)
-    return [_answer(turn, _text(rest.strip()), calls)]
+    return [evolve(_answer(turn, _text(rest.strip()), calls), from_text=len(calls))]
 
 
 def own_text(turn: TurnObject) -> str:

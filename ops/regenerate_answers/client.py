@@ -473,9 +473,11 @@ def _arguments(call: Mapping[str, Any]) -> str:
     return json.dumps(call["function"]["arguments"], ensure_ascii=False)
 
 
-def _content(message: Mapping[str, Any], images: Iterator[bytes]) -> str | list[dict[str, Any]]:
+def _content(message: Mapping[str, Any], images: Iterator[bytes]) -> str | list[dict[str, Any]] | None:
+    """The content of a message; null beside calls without a text, of which vLLM would give some templates a part."""
     if all(part["type"] == "text" for part in message["content"]):
-        return "".join(texts_of(dict(message)))
+        text = "".join(texts_of(dict(message)))
+        return None if not text and "tool_calls" in message else text
     return [
         {"type": "image_url", "image_url": {"url": data_url(next(images))}}
         if part["type"] == "image"

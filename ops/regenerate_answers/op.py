@@ -47,7 +47,7 @@ NO_SERVER = Only("backend", "huggingface", "'{name}' is set on the server with b
 
 
 @op(
-    version=5,
+    version=6,
     run="ops.regenerate_answers.run:regenerate_answers",
     key_libraries=("torch", "transformers", "tokenizers", "pillow"),
     resumable=True,

@@ -15,6 +15,7 @@ from typing import Any
 
 from ops.ingest.sample import END_OF_THOUGHT, THINK
 
+THINKING = "thinking"  # the key of an analysis
 CALL = (
     r"(?:<\|channel\|>commentary)? to=(?P<recipient>[^\s<]+)(?:<\|channel\|>commentary)?"
     r"(?: ?(?:<\|constrain\|>)?json)?<\|message\|>(?P<arguments>.*)"
@@ -62,4 +63,4 @@ def _for_channels(message: dict[str, Any]) -> dict[str, Any]:
         thought, text = thought.removeprefix(THINK).strip("\n"), text.lstrip("\n")
     if thought is None:
         return message
-    return {**message, "content": [{"type": "text", "text": text}], "thinking": thought}
+    return {**message, "content": [{"type": "text", "text": text}], THINKING: thought}

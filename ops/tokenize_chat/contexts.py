@@ -203,12 +203,14 @@ def serve(
             if probe is not None:
                 full, probe = _without_header(habits, prompt, full, probe)
             answer = full[len(prompt) :]
+            if habits.reasoning is not None and answers[turn].thought and habits.ends_closed(prompt):
+                raise _other_thought(habits, prompt)
             if probe is not None and not full.startswith(prompt):
                 answer = _answer_behind_header(habits, prompt, full, answers[turn], probe)
             elif habits.ends_open(prompt) and not habits.closes(answer) and not was_cut:
                 raise _no_thought(habits, prompt)
-            _check_shown(own[turn], answers[turn], answer, habits)
             words, end = _learnt(answer, eos)
+            _check_shown(own[turn], answers[turn], answer[:end], habits)
             grown.add(
                 Asked(
                     len(prompt),
@@ -383,6 +385,8 @@ def _answer_behind_header(habits: Habits, prompt: str, full: str, answer: Parted
     that `full` does not have: an empty thought, for example.
     """
     generation = agreement(prompt, probe.before.text)
+    if generation == len(prompt):  # the template writes one whether it is asked for or not, or none here
+        generation = _end_of_history(full, probe)
     if full.startswith(prompt[:generation]):
         start = min(agreement(prompt, full), _end_of_header(full, probe, generation))
         prompted = start
@@ -392,14 +396,13 @@ def _answer_behind_header(habits: Habits, prompt: str, full: str, answer: Parted
         start, length = _end_of_head(prompt[generation:], full, history_end, header_end)
         prompted = generation + length
     inside = min(max(_inside_tag(prompt, prompted), _inside_tag(full, start)), prompted - generation)
-    scaffold, found = prompt[prompted - inside :], full[start - inside :]
+    scaffold, found = prompt[prompted - inside :], full[start - inside :].removeprefix(habits.header)
     if not scaffold.strip():
         return found[agreement(scaffold, found) :]
-    if habits.leaves_open(scaffold):
+    if habits.leaves_open(scaffold) and not (answer.thought and habits.closes(found)):
         raise _no_thought(habits, prompt)
     if answer.thought and habits.closes(scaffold):
-        ends = f"the prompt ends with {habits.last_thought(prompt)!r}"
-        raise Unusable(OTHER_THOUGHT, f"{ends}, the answer has reasoning; set enable_thinking = true")
+        raise _other_thought(habits, prompt)
     return found[_repeated(scaffold, found, habits) :]
 
 
@@ -409,6 +412,11 @@ def _no_thought(habits: Habits, prompt: str) -> Unusable:
         f"the prompt ends with {habits.last_thought(prompt)!r}, the answer has no reasoning; regenerate it, or set "
         "enable_thinking = false",
     )
+
+
+def _other_thought(habits: Habits, prompt: str) -> Unusable:
+    ends = f"the prompt ends with {habits.last_thought(prompt)!r}"
+    return Unusable(OTHER_THOUGHT, f"{ends}, the answer has reasoning; set enable_thinking = true")
 
 
 def _repeated(scaffold: str, found: str, habits: Habits) -> int:
@@ -453,9 +461,10 @@ def _inside_tag(text: str, place: int) -> int:
 
 
 def _learnt(answer: str, eos: Sequence[str]) -> tuple[int, int]:
-    """The start and the end of the last EOS of an answer; twice its length without one."""
-    place, length = max(((answer.rfind(each), len(each)) for each in eos), default=(-1, 0))
-    return (place, place + length) if place >= 0 else (len(answer), len(answer))
+    """The start and the end of the first EOS of an answer, at which a server stops; twice its length without one."""
+    found = [(answer.find(each), -len(each)) for each in eos if each in answer]
+    place, length = min(found, default=(len(answer), 0))
+    return place, place - length
 
 
 def check_shown(messages: Messages, tools: Tools) -> Renderings[None]:

@@ -38,6 +38,7 @@ from ops.lib.vision.images import TOO_LARGE, decode, size_of
 from ops.lib.vision.processor import Processor
 from ops.lib.vision.template_kinds import THOUGHT_TAGS
 from ops.tokenize_chat.answer_spans import Rendered, render_answers
+from ops.tokenize_chat.channels import THINKING
 from ops.tokenize_chat.contexts import (
     Context,
     Generated,
@@ -49,7 +50,7 @@ from ops.tokenize_chat.contexts import (
     serve_prompt,
     whole_prompt,
 )
-from ops.tokenize_chat.habits import Habits, Results, around_turns, probe, probe_results
+from ops.tokenize_chat.habits import IN_TEXT, Habits, Results, around_turns, probe, probe_results
 from ops.tokenize_chat.kinds import TokenKinds
 from ops.tokenize_chat.op import TokenizeChat
 from ops.tokenize_chat.pieces import Figures, Outcome, Tokenized
@@ -136,6 +137,13 @@ class ChatEncoder:
         """What the template does with reasoning and calls."""
         tags = [pair for pair in THOUGHT_TAGS if all(tag in self.template.special_tokens for tag in pair)]
         return self.template.finish(probe(self.template.thinks, tags))
+
+    @property
+    def reasoning_key(self) -> str | None:
+        """The key of an answer from which the template itself takes reasoning; None if it takes none, or in a text."""
+        if self.template.has_channels:
+            return THINKING
+        return None if self.habits.reasoning == IN_TEXT else self.habits.reasoning
 
     @cached_property
     def results(self) -> Results:

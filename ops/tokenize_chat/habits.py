@@ -33,7 +33,7 @@ class Habits:
     """What a template does.
 
     reasoning    the key of an answer in which it shows reasoning: one of KEYS, or IN_TEXT; None if it shows none
-    thoughts     pairs of tags around a thought: those of the template, <think>, and special tokens for thoughts
+    thoughts     pairs of tags around a thought: those of the template, <think>, special tokens for thoughts, or words
     short_ids    whether it takes only ids of calls of 9 letters and digits
     markup       the texts around the parts of an answer
     header       what it writes before the answer to a first question, in the prompt and in history
@@ -61,6 +61,10 @@ class Habits:
     def ends_open(self, prompt: str) -> bool:
         """Whether a prompt ends with the beginning of a thought."""
         return any(prompt.rstrip().endswith(opening) for opening, _ in self.thoughts)
+
+    def ends_closed(self, prompt: str) -> bool:
+        """Whether a prompt ends with the end of a thought."""
+        return any(prompt.rstrip().endswith(closing) for _, closing in self.thoughts)
 
     def begins_empty(self, answer: str) -> bool:
         """Whether an answer begins with an empty thought, or with the end of one that its prompt opened."""
@@ -93,7 +97,7 @@ def probe(thinks: bool, tags: Sequence[tuple[str, str]] = ()) -> Renderings[Habi
         shown = [(before.text, text.text) for before, text in both if THOUGHT in text.text]
         if shown:
             reasoning = key
-            thoughts += _tags(shown[0][1])
+            thoughts += _tags(shown[0][1]) + _in_words(*shown[0])
             break
     long, short = called[-2:]
     pairs = tuple(dict.fromkeys(thoughts))
@@ -187,6 +191,14 @@ def _tags(shown: str) -> list[tuple[str, str]]:
     before, _, behind = shown.partition(THOUGHT)
     opening, closing = TAG.findall(before), TAG.search(behind)
     return [(opening[-1], closing[0])] if opening and closing else []
+
+
+def _in_words(prompt: str, shown: str) -> list[tuple[str, str]]:
+    """The words with which only a prompt begins a thought, and those that end it in an answer, as of Apriel 1.6."""
+    before, _, behind = shown.partition(THOUGHT)
+    same = agreement(prompt, before)
+    words, closing = prompt[same:].strip(), behind.partition(SAID)[0].strip()
+    return [(words, closing)] if same == len(before) and words and closing and not TAG.search(words) else []
 
 
 def with_thought(answer: dict[str, Any], key: str, thought: str = THOUGHT) -> dict[str, Any]:

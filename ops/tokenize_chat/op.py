@@ -31,7 +31,7 @@ def _of_served_contexts(instance: Any, _attribute: object, reasoning: str) -> No
 
 
 @op(
-    version=6,
+    version=7,
     run="ops.tokenize_chat.run:tokenize_chat",
     key_libraries=("transformers", "tokenizers", "pillow", "jinja2", "numpy"),
     single_process=True,

@@ -22,6 +22,7 @@ from ops.artifacts import ImageSamples, TargetModel
 from ops.ingest.sample import CONVERSATION
 from ops.lib.data.files import json_line, read_json, read_jsonl, write_json
 from ops.lib.data.ordered_threads import available_cores, in_order
+from ops.lib.data.reasoning_keys import engines_without
 from ops.lib.data.sample_account import SPLITS, Tally, Unusable
 from ops.lib.data.shared_shards import SharedShards, published_rows, waited
 from ops.lib.data.token_shards import TokenSample, write_token_shard
@@ -53,6 +54,7 @@ from ops.tokenize_chat.template import (
     SPECIAL_IN_TEXT,
     TOOLS_NOT_SHOWN,
     texts_of,
+    thinks,
 )
 
 REMEDIES = {
@@ -120,7 +122,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
     with strict_pillow():
         if not shares:
             outcomes = chain.from_iterable(tokenized(split_rows(file, split)) for split in SPLITS)
-            write_tokens(config, stage, processor, mask, with_progress(outcomes, total, stage))
+            write_tokens(config, stage, encoder, mask, with_progress(outcomes, total, stage))
             return
         shared = SharedShards(stage)
         work = shared.claimed(lambda: all_pieces(file, stage.work_dir), lambda piece: piece.path)
@@ -135,7 +137,7 @@ def tokenize_chat(config: TokenizeChat, stage: Stage) -> None:
         def write() -> None:
             shutil.copytree(folder, stage.out_dir / "processor")
             pieces = all_pieces(file, stage.work_dir)
-            write_tokens(config, stage, processor, mask, chain.from_iterable(piece.read() for piece in pieces))
+            write_tokens(config, stage, encoder, mask, chain.from_iterable(piece.read() for piece in pieces))
 
         shared.write_artifact(write)
 
@@ -150,18 +152,19 @@ def with_progress(outcomes: Iterable[tuple[Row, Outcome]], total: int, stage: St
 
 
 def write_tokens(
-    config: TokenizeChat, stage: Stage, processor: Processor, mask: int | None, outcomes: Iterable[tuple[Row, Outcome]]
+    config: TokenizeChat, stage: Stage, encoder: ChatEncoder, mask: int | None, outcomes: Iterable[tuple[Row, Outcome]]
 ) -> None:
     """Write the artifact except the processor's files. mask: the id of the mask token. outcomes: of all rows, one split
     after another.
     """
+    processor = encoder.processor
     too_few = f"lower min_loss_tokens from {config.min_loss_tokens}"
     of_contexts = {} if config.contexts == "served" else REMEDIES_OF_WHOLE
     tally = Tally(stage, "tokenize", {**REMEDIES, **of_contexts, TOO_FEW_LOSS_TOKENS: too_few})
     writer = ShardWriter(stage.out_dir, config.shard_samples, processor.patch_dim)
     trial = TemplateTrial(processor.source)
     preview = Preview(config.preview_samples, processor)
-    masked, first, with_tools, contexts = 0, None, 0, ContextCounts()
+    masked, first, with_tools, contexts, reasons = 0, None, 0, ContextCounts(), False
     free = other_masks(processor, mask)
     unlike = ToolsUnlike(config.tools_as)
     outcomes = long_enough(outcomes, 0 if config.prompts_only else config.min_loss_tokens)
@@ -173,6 +176,7 @@ def write_tokens(
                 continue
             contexts.add(outcome)
             unlike.add(row.get("tools", ()))
+            reasons |= any(thinks(each) for each in row["messages"][:-1] if each["role"] == "assistant")
             found = [
                 sample for sample in outcome.samples if mask is not None and bool((sample.input_ids == mask).any())
             ]
@@ -195,7 +199,8 @@ def write_tokens(
     if not (tally.splits["train"] or config.prompts_only):
         raise DataError(f"no sample is left in the train split:\n{tally.reasons() or '  the input is empty'}")
     day = written_day(processor, stage.inputs.get("target"))
-    write_json(stage.out_dir / "tokens.json", tokens_info(config, processor, writer.shards, unlike, day))
+    key = shown_key(config, encoder) if reasons else None
+    write_json(stage.out_dir / "tokens.json", tokens_info(config, processor, writer.shards, unlike, day, key))
     preview.write(stage.out_dir / "preview.html")
     stage.log({"tokenize/tokens": writer.tokens, "tokenize/loss_tokens": writer.loss_tokens}, step=0)
     if config.contexts == "served":
@@ -408,10 +413,21 @@ def written_day(processor: Processor, target: TargetModel | None) -> str | None:
     return None if target is None else read_json(target.path / "target.json").get("template_date")
 
 
+def shown_key(config: TokenizeChat, encoder: ChatEncoder) -> str | None:
+    """The key under which prompts show the reasoning of earlier answers, where not all engines give it; else None."""
+    key = encoder.reasoning_key if config.contexts == "served" and config.history_reasoning == "kept" else None
+    return key if key is not None and engines_without(key) else None
+
+
 def tokens_info(
-    config: TokenizeChat, processor: Processor, shards: list[dict[str, Any]], unlike: ToolsUnlike, day: str | None
+    config: TokenizeChat,
+    processor: Processor,
+    shards: list[dict[str, Any]],
+    unlike: ToolsUnlike,
+    day: str | None,
+    reasoning_key: str | None,
 ) -> dict[str, Any]:
-    """The content of tokens.json. day: as `written_day` gives it."""
+    """The content of tokens.json. day: as `written_day` gives it. reasoning_key: as `shown_key` does."""
     return {
         "format": 1,
         "mask_token_id": processor.mask_token_id,
@@ -428,6 +444,7 @@ def tokens_info(
         **({} if day is None else {"template_date": day}),
         **({} if config.tools_as == GIVEN else {"tools_as": config.tools_as}),
         **({"tools_unlike": unlike.by_engine} if unlike.by_engine else {}),
+        **({} if reasoning_key is None else {"reasoning_key": reasoning_key}),
         "shards": shards,
     }
 

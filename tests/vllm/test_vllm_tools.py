@@ -10,12 +10,13 @@ from agent_rows import SAMPLES, TOOL_LISTS, TOOLS
 from agent_templates import EXTENDS, STRIPS
 from chat_requests import renderer
 from family_checkpoints import make_checkpoint
-from published_templates import published_templates
+from published_prompts import SETTINGS, of_dflow, set_template
 from regenerate_cases import config
 from result_images import SEEN, SHOWING, images_of
 from transformers import AutoTokenizer
 
 from ops.lib.data.image_packs import PackWriter
+from ops.lib.data.reasoning_keys import engines_without
 from ops.lib.data.tool_forms import FORMS, GIVEN, tools_in_form
 from ops.lib.vision.processor import load_processor
 from ops.lib.vllm.version import VLLM_VERSION
@@ -26,15 +27,16 @@ from ops.tokenize_chat.encode import ChatEncoder
 
 ENGINE = f"vllm-{VLLM_VERSION}"
 TEMPLATES = {"extends": EXTENDS, "rewrites history": STRIPS}
-REAL = ("qwen3",)  # of trl, which `make` installs beside the engine
+# They read the reasoning of earlier answers from "thinking"; vLLM gives them "reasoning" and "reasoning_content".
+UNLIKE = ("gptoss", "openai-gpt-oss-120b", "lfm2_2_5", "LFM2.5-8B-A1B")
 
 
-@pytest.fixture(scope="module", params=[*TEMPLATES, *REAL])
+@pytest.fixture(scope="module", params=TEMPLATES)
 def both(request, tmp_path_factory):
     """vLLM's renderer of a checkpoint, and dflow's prompts by the form of tools."""
     checkpoint = make_checkpoint("qwen3", tmp_path_factory.mktemp("made"), lively=False, num_hidden_layers=2)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
-    tokenizer.chat_template = (TEMPLATES | published_templates())[request.param]
+    tokenizer.chat_template = TEMPLATES[request.param]
     tokenizer.save_pretrained(checkpoint)
     processor = load_processor(str(checkpoint))
     prompts = {form: Prompts(ChatEncoder(processor, tools_as=form), Path()) for form in FORMS}
@@ -63,6 +65,36 @@ def test_vllm_makes_the_prompts_that_dflow_renders_with_tools_in_its_form_and_in
             for form in FORMS:
                 is_engines = json.dumps(tools_in_form(form, tools)) == json.dumps(tools_in_form(ENGINE, tools))
                 assert is_engines == (prompts[form].ids(row)[0] == list(prompt["prompt_token_ids"]))
+
+
+@pytest.fixture(scope="module")
+def rendering(tmp_path_factory):
+    """A checkpoint, and vLLM's renderer of it."""
+    sizes = {"num_hidden_layers": 2, "max_position_embeddings": 16384}
+    checkpoint = make_checkpoint("qwen3", tmp_path_factory.mktemp("made"), lively=False, **sizes)
+    return checkpoint, renderer(checkpoint, "pillow", {})
+
+
+@pytest.mark.parametrize(("name", "thinking"), SETTINGS)
+def test_vllm_makes_the_prompts_of_published_templates_or_the_card_says_it_does_not(rendering, name, thinking):
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.renderers import ChatParams
+
+    checkpoint, made = rendering
+    template = set_template(checkpoint, name).chat_template
+    ours = of_dflow(checkpoint, thinking, ENGINE)
+    theirs = []
+    for each in ours.asked:
+        received = ChatCompletionRequest(model="m", messages=each.messages, tools=TOOLS)  # as its server reads it
+        given = {"add_generation_prompt": True, "tools": [tool.model_dump() for tool in received.tools]}
+        given |= {} if thinking is None else {"enable_thinking": thinking}
+        params = ChatParams(chat_template=template, chat_template_kwargs=given)
+        _, [prompt] = made.render_chat([received.messages], params, skip_mm_cache=True)
+        theirs.append(list(prompt["prompt_token_ids"]))
+    is_unlike = theirs != [each.ids for each in ours.asked]
+    assert is_unlike == (name in UNLIKE)
+    if is_unlike:
+        assert [ENGINE] == engines_without(ours.reasoning_key, [ENGINE])  # which the card and the gate name
 
 
 def test_vllm_makes_the_prompts_that_dflow_renders_behind_images_of_results(tmp_path):

@@ -57,7 +57,7 @@ def feature_info(
         "mask_token_id": info["mask_token_id"],
         "image_backend": of_tokens["image_backend"],
         "pixel_limits": of_tokens["pixel_limits"],
-        **{name: of_tokens[name] for name in ("tools_as", "tools_unlike") if name in of_tokens},
+        **{name: of_tokens[name] for name in ("tools_as", "tools_unlike", "reasoning_key") if name in of_tokens},
     }
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from dsl.errors import ConfigError, DataError
 from dsl.op import Ref
 from ops.artifacts import DraftCheckpoint
-from ops.check_export.run import server_arg_warnings, tool_warnings
+from ops.check_export.run import engine_warnings, server_arg_warnings
 from ops.export_draft.op import ExportDraft
 from ops.export_draft.run import export_draft
 from ops.lib.data.files import read_json, write_json
@@ -177,12 +177,37 @@ def test_the_card_and_the_gate_say_which_engines_show_tools_otherwise(tmp_path, 
     training["captured"] |= of_tokens
     write_json(copy / "training.json", training)
     out = export(tmp_path / "export", trained | {"draft": attrs.evolve(trained["draft"], path=copy)}, **changes)
-    card, warnings = (out / "README.md").read_text(), tool_warnings(of_tokens, read_json(out / "config.json"))
+    card, warnings = (out / "README.md").read_text(), engine_warnings(of_tokens, read_json(out / "config.json"))
     assert (named is not None) == (TOLD in card) == bool(warnings)
     if named is not None:
         assert f"{named}): set tools_as of tokenize_chat" in card
         assert f"{named}): set tools_as of tokenize_chat" in warnings[0]
     assert TOLD not in (export(tmp_path / "plain", trained) / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "named"),
+    [
+        ("thinking", {"engine": "sglang-0.5.23"}, "(sglang-0.5.23)"),
+        ("reasoning", {"formats": ("sglang", "speculators")}, "(sglang-0.5.21, sglang-0.5.23)"),
+        ("thinking", {"formats": ("sglang", "speculators")}, "(sglang-0.5.21, sglang-0.5.23, vllm-0.33.0)"),
+        (None, {}, None),
+    ],
+)
+def test_the_card_and_the_gate_say_which_engines_show_no_earlier_reasoning(tmp_path, trained, key, changes, named):
+    copy = shutil.copytree(trained["draft"].path, tmp_path / "draft")
+    training, of_tokens = read_json(copy / "training.json"), {} if key is None else {"reasoning_key": key}
+    training["captured"] |= of_tokens
+    write_json(copy / "training.json", training)
+    out = export(tmp_path / "export", trained | {"draft": attrs.evolve(trained["draft"], path=copy)}, **changes)
+    card, warnings = (out / "README.md").read_text(), engine_warnings(of_tokens, read_json(out / "config.json"))
+    told = (
+        f'the chat template shows the reasoning of earlier answers from "{key}", which these engines do not give it '
+        f'{named}: their prompts lack what the training had; set history_reasoning = "dropped" of tokenize_chat and '
+        "regenerate_answers"
+    )
+    assert ([told] if named else []) == warnings
+    assert (named is not None) == (told[1:] in card)
 
 
 def test_an_export_for_one_version_of_sglang_says_so_in_the_config_and_the_card(tmp_path, trained):

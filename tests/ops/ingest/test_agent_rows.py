@@ -300,6 +300,12 @@ OWN: list[tuple[str, Row, Row | str]] = [
      thinking="Hm.")), std(a(call(1), content="I look.", reasoning_content="Hm."))),
     ("Hermes: the thought under a key too", std({"role": "assistant", "content": f"<think>Hm.</think>{tagged()}",
      "reasoning_content": "Hm."}), std(a(call(1), reasoning_content="Hm."))),
+    ("Hermes: the calls in turns of their own too", std({"role": "assistant", "content": f"I look.{tagged()}"
+     f"{tagged('Rome')}"}, *({"role": "tool_call", "content": json.dumps({"name": "w", "arguments": {"city": city}})}
+     for city in ("Paris", "Rome")), t("sunny"), t("rain", 2), E),
+     std(a(call(1), call(2, "Rome"), content="I look."), t("sunny"), t("rain", 2), E)),
+    ("Hermes: another call in a turn of its own", std({"role": "assistant", "content": tagged()}, {"role": "tool_call",
+     "content": "{\"name\": \"w\", \"arguments\": {\"city\": \"Rome\"}}"}), std(a(call(1), call(2, "Rome")))),
     ("ShareGPT: the thought under a key too", std({"role": "tool_call", "content": "<think>Hm.</think>{\"name\": "
      "\"w\", \"arguments\": {\"city\": \"Paris\"}}", "reasoning_content": "Hm."}),
      std(a(call(1), reasoning_content="Hm."))),

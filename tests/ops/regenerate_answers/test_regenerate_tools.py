@@ -88,7 +88,7 @@ def test_a_server_is_asked_with_tools_calls_and_results_as_the_protocol_has_them
     own = {"id": "srv1", "type": "function", "function": {"name": NAME, "arguments": '{"city": "Paris"}'}}
     assert [
         {"role": "user", "content": "Weather in Paris?"},
-        {"role": "assistant", "content": "", "tool_calls": [own]},
+        {"role": "assistant", "content": None, "tool_calls": [own]},
         {"role": "tool", "content": "result: clear sky", "tool_call_id": "srv1", "name": NAME},
     ] == bodies[1]["messages"]
     row = only_row(stage)

@@ -25,7 +25,7 @@ from agent_rows import (
     with_template,
     write_agent_processor,
 )
-from agent_templates import OPENS, TEMPLATES, text_of
+from agent_templates import ALWAYS_PROMPTS, CLOSED, ENDS_TWICE, IN_WORDS, OPENS, TEMPLATES, chat_calls, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -336,6 +336,51 @@ def test_a_thought_in_the_text_is_the_same_as_one_in_its_own_key(encoders):
         in_text = [ASK, say("assistant", f"<think>\n{WHY_SUN}\n</think>\n\nSunny.")]
         in_key = [ASK, why(SUNNY, WHY_SUN)]
         assert served(encoders[name, None], in_key)[0] == served(encoders[name, None], in_text)[0]
+
+
+def learnt_texts(encoder, messages):
+    """The text of each answer that is learnt."""
+    decode, texts = encoder.processor.tokenizer.decode, []
+    for ids, mask in served(encoder, messages)[0]:
+        starts = [place for place, is_learnt in enumerate(mask) if is_learnt and not mask[place - 1]]
+        ends = [place for place, is_learnt in enumerate([*mask, False]) if not is_learnt and mask[place - 1]]
+        texts += [decode(ids[start:end]) for start, end in zip(starts, ends[-len(starts) :], strict=True)]
+    return texts
+
+
+def answers_of(sample):
+    return [message for message in SAMPLES[sample] if message["role"] == "assistant"]
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_an_answer_ends_with_its_first_eos_and_begins_with_its_own_tag(base, sample):
+    """Also of a template that writes a second one, and of one whose prompts share the first characters of the tag."""
+    special = ("<|start_text|>", "<|start_thought|>", "<|end_thought|>")
+    for template, tag in ((ENDS_TWICE, ""), (ALWAYS_PROMPTS, "<|start_text|>")):
+        encoder = ChatEncoder(with_template(base, template, ["<|im_end|>"], special))
+        written = [f"{tag}{chat_calls(answer)}<|im_end|>" for answer in answers_of(sample)]
+        assert written == learnt_texts(encoder, SAMPLES[sample])
+
+
+def test_a_thought_in_words_is_learnt_behind_the_prompt_that_begins_it_and_needed_there(base):
+    encoder = ChatEncoder(with_template(base, IN_WORDS, ["<|im_end|>"]))
+    written = [
+        f"{each['reasoning_content']}\n[FINAL]\n{chat_calls(each)}<|im_end|>" for each in answers_of("reasoning")
+    ]
+    assert written == learnt_texts(encoder, SAMPLES["reasoning"])
+    with pytest.raises(Unusable, match=r"the prompt ends with 'My thoughts:.*the answer has no reasoning") as dropped:
+        served(encoder, SAMPLES["one call"])
+    assert OTHER_THOUGHT == dropped.value.reason
+
+
+def test_no_thought_is_learnt_behind_a_prompt_that_has_ended_it(base):
+    encoder = ChatEncoder(with_template(base, CLOSED, ["<|im_end|>"]))
+    assert [f"{chat_calls(each)}<|im_end|>" for each in answers_of("one call")] == learnt_texts(
+        encoder, SAMPLES["one call"]
+    )
+    with pytest.raises(Unusable, match=r"the prompt ends with .*</think>', the answer has reasoning") as dropped:
+        served(encoder, SAMPLES["reasoning"])
+    assert OTHER_THOUGHT == dropped.value.reason
 
 
 def test_reasoning_that_no_key_shows_is_removed_and_counted(encoders):

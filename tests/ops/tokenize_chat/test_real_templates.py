@@ -8,11 +8,14 @@ prints the table of docs/chat_templates.md.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import version
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +23,6 @@ from typing import Any
 import pytest
 from agent_rows import (
     ASK,
-    NAME,
     SAMPLES,
     SUN,
     SUNNY,
@@ -34,19 +36,18 @@ from agent_rows import (
     with_template,
     write_agent_processor,
 )
-from agent_templates import calls_of, text_of
+from agent_templates import text_of
 from chat_samples import run_tokenize
 from format_reading import inject, read
+from known_templates import KNOWN
 from published_templates import published_templates
-from transformers.utils.chat_template_utils import render_jinja_template
+from served_oracle import Known, Sample, Server, samples
 
 from ops.artifacts import Samples, TokenShards
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenReader
 from ops.lib.target.tokenizer_check import tokenizer_warnings
 from ops.lib.vision.processor import Processor
-from ops.lib.vision.template_kinds import CLOCK, clock_now
-from ops.tokenize_chat.contexts import as_shown
 from ops.tokenize_chat.encode import ChatEncoder
 from ops.tokenize_chat.kinds import CALL, REASONING, TEXT
 
@@ -64,13 +65,14 @@ ENDS = (
     *("<seed:eos>", "<|end|>", "<SPECIAL_12>", "<|message_sep|>", "<|role_end|>", "<|eot|>", "<|end_of_msg|>", "<sep>"),
     *("</assistant>", "<end_of_sentence>", "<|user|>", "<|observation|>"),
 )
-BUT_NOT = {"<|end|>": ("<|return|>",), "<|user|>": ("<|im_end|>", "<|end|>", "</s>", "<|eot|>", "<|end_of_text|>")}
+BUT_NOT = {  # of templates with the other tokens, in which these stand inside answers
+    "<|end|>": ("<|return|>", "<|calls|>"),
+    "<|user|>": ("<|im_end|>", "<|end|>", "</s>", "<|eot|>", "<|end_of_text|>"),
+    "<|message_sep|>": ("'role': 'function call'",),
+}
 MARKUP = re.compile(r"<[^<>\s'\"{}]{2,40}>|\[/?[A-Z_]+\]|\[e~\[|\]~b\]|\]~!b\[")
 TEXTS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-INSIDE = ("<|end|>", "<SPECIAL_12>", "</s>", "<|message_sep|>")  # of ENDS, what stands inside answers too
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "chat_templates.md"
-RESULTS = ("result: clear sky", "result: wet")
-
 
 FOUND = published_templates()
 WHY_NOT = "no chat templates here: install trl, or name a folder of them in DFLOW_CHAT_TEMPLATES"
@@ -94,17 +96,21 @@ def real_processor(base: Processor, text: str) -> Processor:
     return processor
 
 
-def learnt(encoder: ChatEncoder, sample: str) -> list[list[tuple[list[int], list[int]]]]:
-    """Of each context, the (prompt's ids, learnt ids) of its answers, by the mask. Raises Unusable."""
+def tokenized(encoder: ChatEncoder, sample: str) -> list[Sample]:
+    """The samples that tokenize_chat makes of a conversation. Raises Unusable."""
     messages = SAMPLES[sample]
     [found] = encoder.serve_batch([messages], [()], [sample], [TOOLS])
     if isinstance(found, Unusable):
         raise found
+    encoded = [encoder.encode_context(messages, context) for context in found.contexts]
+    return [Sample(tuple(each.input_ids.tolist()), tuple(each.loss_mask.tolist())) for each in encoded]
+
+
+def learnt(encoder: ChatEncoder, sample: str) -> list[list[tuple[list[int], list[int]]]]:
+    """Of each sample, the (prompt's ids, learnt ids) of its answers, by the mask. Raises Unusable."""
     contexts = []
-    for context in found.contexts:
-        encoded = encoder.encode_context(messages, context)
-        runs = []
-        ids, mask = encoded.input_ids.tolist(), encoded.loss_mask.tolist()
+    for each in tokenized(encoder, sample):
+        runs, ids, mask = [], list(each.ids), list(each.mask)
         for start in [at for at in range(len(mask)) if mask[at] and not mask[at - 1]]:
             end = mask.index(False, start) if False in mask[start:] else len(mask)
             runs.append((ids[:start], ids[start:end]))
@@ -115,7 +121,7 @@ def learnt(encoder: ChatEncoder, sample: str) -> list[list[tuple[list[int], list
 def outcome(encoder: ChatEncoder, sample: str) -> str:
     """The number of samples of a conversation, or the reason why it is dropped."""
     try:
-        return str(len(learnt(encoder, sample)))
+        return str(len(tokenized(encoder, sample)))
     except Unusable as dropped:
         return dropped.reason
 
@@ -125,60 +131,16 @@ def base(tmp_path_factory):
     return write_agent_processor(tmp_path_factory.mktemp("processor") / "base")
 
 
-def expected(encoder: ChatEncoder, name: str, sample: str, thinking: bool | None) -> Iterator[tuple[str, str]]:
-    """What a server renders before each answer, by transformers, and what its target writes: what the messages with the
-    answer have behind the prompt, or, where they rewrite the history, the same answer to a first question.
-    """
-    text = FOUND[name]
-    own, history, _ = as_shown(encoder.habits, SAMPLES[sample], keeps_reasoning=True)
-    options = {**encoder.processor.tokenizer.special_tokens_map, CLOCK: clock_now}
-    options |= {} if thinking is None else {"enable_thinking": thinking}
-
-    def rendered(messages, prompt=False):
-        shown = [for_harmony(each, text) for each in messages]
-        [found], _ = render_jinja_template([shown], TOOLS, chat_template=text, add_generation_prompt=prompt, **options)
-        return found
-
-    for turn, message in enumerate(own):
-        if message["role"] == "assistant":
-            prompt, full = rendered(history[:turn], prompt=True), rendered([*history[:turn], message])
-            if name == "diffusion_gemma" and history[turn - 1]["role"] == "tool":  # as gemma4_v5, which it was made of
-                before, header, answer = full.rpartition("<|turn>model\n")
-                assert prompt.startswith(before) and header not in prompt[len(before) :]
-                full = before + answer
-            first = rendered([ASK], prompt=True), rendered([ASK, message])
-            yield prompt, behind(encoder, *((prompt, full) if full.startswith(prompt) else first))
+@pytest.fixture(scope="module")
+def elsewhere():
+    """A process that has loaded nothing of dflow."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        yield process
 
 
-def behind(encoder: ChatEncoder, prompt: str, full: str) -> str:
-    """The answer behind a prompt, up to its last EOS. Where `full` lacks what the prompt holds, such as an empty
-    thought, it begins with the first token that differs.
-    """
-    start = len(prompt)
-    if not full.startswith(prompt):
-        asked, given = (encoder.processor.tokenizer(each, return_offsets_mapping=True) for each in (prompt, full))
-        same = [one == other for one, other in zip(asked.input_ids, given.input_ids, strict=False)]
-        start = given.offset_mapping[same.index(False)][0]
-    answer = full[start:]
-    return answer[
-        : max((answer.rfind(end) + len(end) for end in encoder.eos_texts if end in answer), default=len(answer))
-    ]
-
-
-def pair_of_ids(encoder: ChatEncoder, prompt: str, written: str) -> tuple[list[int], list[int]]:
-    """The ids of a prompt, and of the answer behind it."""
-    asked, both = (
-        encoder.processor.tokenizer(each, add_special_tokens=False).input_ids for each in (prompt, prompt + written)
-    )
-    assert asked == both[: len(asked)]
-    return asked, both[len(asked) :]
-
-
-def for_harmony(message, template):
-    message = {**message, "content": text_of(message)}
-    if "<|channel|>final<|message|>" in template and "reasoning_content" in message:
-        message["thinking"] = message.pop("reasoning_content")
-    return message
+def server_of(encoder: ChatEncoder, thinking: bool | None) -> Server:
+    options = {} if thinking is None else {"enable_thinking": thinking}
+    return Server(encoder.processor.tokenizer, encoder.eos_texts, tuple(TOOLS), options)
 
 
 def of_docs() -> dict[tuple[str, bool | None], list[int]]:
@@ -197,38 +159,25 @@ IN_DOCS = of_docs()
 
 
 @pytest.mark.parametrize(("name", "thinking"), CASES)
-def test_every_sample_is_learnt_as_served_or_dropped_by_name(base, name, thinking):
-    text = FOUND[name]
-    encoder = ChatEncoder(real_processor(base, text), thinking)
-    decode, ends = encoder.processor.tokenizer.decode, encoder.eos_texts
+def test_every_sample_has_the_ids_and_the_mask_of_a_server_and_its_target_or_is_dropped_by_name(
+    base, elsewhere, name, thinking
+):
+    encoder = ChatEncoder(real_processor(base, FOUND[name]), thinking)
+    received = [[{**each, "content": text_of(each)} for each in messages] for messages in SAMPLES.values()]
+    known = itertools.repeat(KNOWN.get(name, Known()))
+    of_server = elsewhere.map(samples, itertools.repeat(server_of(encoder, thinking)), known, received, chunksize=99)
     made = []  # as in the docs: how many samples, or 0 for a conversation that is dropped
-    for sample, messages in SAMPLES.items():
+    for sample, expected in zip(SAMPLES, of_server, strict=True):
         try:
-            contexts = learnt(encoder, sample)
+            found = tokenized(encoder, sample)
         except Unusable as dropped:
-            assert dropped.reason and dropped.detail
+            assert (expected, True) == (dropped.reason, bool(dropped.detail))
             made.append(0)
             continue
-        made.append(len(contexts))
-        answers = [message for message in messages if message["role"] == "assistant"]
-        runs = [run for context in contexts for run in context]
-        wanted = [pair_of_ids(encoder, *pair) for pair in expected(encoder, name, sample, thinking)]
-        for place, (asked, written) in enumerate(wanted):  # an EOS that only the next message writes is learnt too
-            if written[-1] not in encoder.processor.eos_token_ids and place + 1 < len(runs):
-                following = runs[place + 1][0]
-                if following[: len(asked) + len(written)] == [*asked, *written]:
-                    wanted[place] = asked, [*written, following[len(asked) + len(written)]]
-        assert wanted == runs
-        texts = [decode(written) for _, written in runs]
-        for answer, shown in zip(answers, texts, strict=True):
-            assert text_of(answer).strip() in shown
-            assert all(call["name"] in shown and call["arguments"]["city"] in shown for call in calls_of(answer))
-            assert shown.count(NAME) >= len(calls_of(answer))
-            assert not any(result in shown for result in RESULTS)
-            assert not any(end in shown[: -len(end)] for end in ends if end not in INSIDE)
-        if encoder.habits.reasoning is not None:
-            reasons = [message.get("reasoning_content", "") for message in answers]
-            assert all(reason in shown for reason, shown in zip(reasons, texts, strict=True))
+        made.append(len(found))
+        ends = [len(each.ids) for each in expected]
+        assert expected == [Sample(each.ids[:end], each.mask[:end]) for each, end in zip(found, ends, strict=True)]
+        assert not any(any(each.mask[end:]) for each, end in zip(found, ends, strict=True))
     assert IN_DOCS.get((name, thinking), made) == made
 
 

@@ -311,6 +311,24 @@ def test_tokens_without_tools_say_nothing_of_them(tmp_path, folder):
     assert not {"tools_as", "tools_unlike"} & TokenReader(stage.artifact(TokenShards)).info.keys()
 
 
+@pytest.mark.parametrize(
+    ("messages", "key", "settings", "recorded"),
+    [
+        (THOUGHTFUL, "thinking", {}, "thinking"),
+        (THOUGHTFUL, "thinking", {"history_reasoning": "dropped"}, None),
+        (THOUGHTFUL, "reasoning_content", {}, None),
+        (ONE, "thinking", {}, None),
+    ],
+)
+def test_the_key_of_earlier_reasoning_is_recorded_where_an_engine_does_not_give_it(
+    tmp_path, folder, messages, key, settings, recorded
+):
+    samples = written(tmp_path / "data", [{"tools": [W], "messages": plain(messages)}])
+    template = TOOLS.replace("message.reasoning_content", f"message.{key}")
+    stage = tokenized(tmp_path, folder, samples, template, contexts="served", **settings)
+    assert recorded == TokenReader(stage.artifact(TokenShards)).info.get("reasoning_key")
+
+
 def test_a_special_token_counts_only_where_the_form_of_an_engine_shows_it(folder):
     function = {**W["function"], "returns": "<|im_end|>"}
     for tools_as, refused in (("given", True), ("vllm-0.33.0", False)):

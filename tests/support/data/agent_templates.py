@@ -231,6 +231,28 @@ DATED = (
     "{%- for message in messages %}{%- if message.tool_calls and message.tool_calls|length > 1 %}"
     "{{- raise_exception('one call at once') }}{%- endif %}{%- endfor %}" + EXTENDS
 )
+
+# The end of a turn once more behind the last message, which no target writes.
+ENDS_TWICE = EXTENDS + "{%- if not add_generation_prompt %}{{- '<|im_end|>' }}{%- endif %}"
+
+# A generation prompt behind all messages, asked for or not, with a thought that history never shows; answers
+# have a tag that begins as that of the thought.
+ALWAYS_PROMPTS = (
+    EXTENDS.replace("assistant\\n' + message", "assistant\\n<|start_text|>' + message").partition(
+        "{%- if add_generation_prompt %}"
+    )[0]
+    + "{{- '<|im_start|>assistant\\n<|start_thought|><|end_thought|>' }}"
+)
+
+# No thoughts, neither in the prompt nor in history; one in a text is a part of the text.
+CLOSED = EXTENDS.replace("assistant\\n'", "assistant\\n</think>'")
+
+# The prompt begins a thought in words, which history does not show.
+IN_WORDS = EXTENDS.replace(
+    "'<|im_start|>assistant\\n' + message.content",
+    "'<|im_start|>assistant\\n' + (message.reasoning_content + '\\n[FINAL]\\n' if message.reasoning_content else '')"
+    " + message.content",
+).replace("assistant\\n' }}", "assistant\\nMy thoughts:\\n' }}")
 LOSES_CALLS = EXTENDS.replace(CALLS, "")
 NO_TOOLS = EXTENDS.replace(HEAD, "")
 LOSES_RESULTS = EXTENDS.replace("<tool_response>' + message.content", "<tool_response>'")
