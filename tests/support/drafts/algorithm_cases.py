@@ -73,7 +73,7 @@ def lilicorr_draft(case: Case, folder: Path, engine: str) -> Draft:
         case.target,
         case.tokens,
         capture={"target_layer_ids": LAYERS, "final_hidden": True},
-        epochs=30,
+        epochs=40,
         engine=engine,
         block_size=BLOCK,
         num_anchors=NEW_TOKENS + 1,
