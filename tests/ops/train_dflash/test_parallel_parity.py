@@ -103,7 +103,7 @@ def test_every_option_is_exact_over_ranks(seen, problem, layout):
     }
 
 
-@pytest.mark.parametrize("name", ["DFlash2", "DSpark", "LiLiCorr", "LiLiCorr without convolutions"])
+@pytest.mark.parametrize("name", ["DFlash2", "DSpark", "LiLiCorr"])
 def test_the_first_gradient_of_an_algorithm_over_ranks_is_that_of_one_process_and_of_the_reference(seen, name):
     problem = next(each for each in OPTIONS if each.name == name)
     figures = [seen[key_of(problem, layout)] for layout in problem.layouts] + [seen[f"{name} | reference"]]

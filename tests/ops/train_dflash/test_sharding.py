@@ -46,10 +46,6 @@ ALGORITHMS = {
         "algorithm": "lilicorr",
         "lilicorr": LilicorrOptions(candidates=4, width=8, heads=2, factors=4, regret=0.0),
     },
-    "LiLiCorr with convolutions and a teacher": {
-        "algorithm": "lilicorr",
-        "lilicorr": LilicorrOptions(candidates=4, width=8, heads=2, factors=4, conv=True),
-    },
 }
 ALGORITHMS |= {f"{name} in bfloat16": {**changes, "dtype": "bfloat16"} for name, changes in ALGORITHMS.items()}
 IN_PARTS = [name for name in CASES if name not in (ONE_UNIT, COMPILED)]
@@ -117,7 +113,7 @@ def one_of_two(rank, folder, inputs, place):
 def results(tmp_path_factory):
     """The results of one process, and of each of two ranks."""
     folder = tmp_path_factory.mktemp("sharding")
-    inputs = make_inputs(folder / "inputs", final_hidden=True)
+    inputs = make_inputs(folder / "inputs")
     # Of the last step one rank has a sample, in two passes, and the other an idle one.
     inputs["batches"] = write_plan(folder / "steps", inputs["features"], [range(12), [11]])
     multiprocessing.set_forkserver_preload(["ops.train_dflash.engine"])

@@ -111,12 +111,6 @@ OPTIONS = (
             "anchor_chunk": 4,
         },
     ),
-    Problem(
-        name="LiLiCorr without convolutions",
-        inputs="taught",
-        layouts=(U22,),
-        changes={"algorithm": "lilicorr", "lilicorr": LilicorrOptions(candidates=4, width=8, heads=2, factors=4)},
-    ),
     Problem(name="D-PACE", inputs="ragged", layouts=(U22, G2), changes={"loss": "dpace"}),
     Problem(name="focal", inputs="ragged", layouts=(U2, G22), changes={"loss": "focal"}),
 )
