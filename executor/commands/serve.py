@@ -63,11 +63,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Run `dflow serve`. Exit code 0 where the prompt was answered with the draft's help, 1 otherwise.
 
-    Raises ConfigError for an option of --measure without it.
+    Raises ConfigError for an option of --measure without it, and with --url for one of a new server.
     """
     given = {"--url": options.url, "--plain-url": options.plain_url, "--stream": options.stream or None}
     if not options.measure and (alone := [name for name, value in given.items() if value is not None]):
         raise ConfigError(f"{', '.join(alone)}: only with --measure; add it, or leave this out")
+    of_a_new_server = {
+        "--block-size": options.block_size,
+        "--check": options.check,
+        "arguments after --": options.extra,
+    }
+    if options.url is not None and (useless := [name for name, value in of_a_new_server.items() if value]):
+        raise ConfigError(f"{', '.join(useless)}: only of a new server, and that at --url runs already; leave this out")
     store = open_store(options)
     check_store(options, store.path)
     record, note = find_draft_run(store.records, options.run, options.node, (Draft, CheckedDraft))

@@ -80,8 +80,9 @@ class Engine(ABC):
     def program(self, run: ServedRun) -> list[str]:
         """The command that starts the engine here. Raises DataError where the supported version is not installed."""
 
-    def refuse_block_size(self, run: ServedRun) -> None:  # noqa: B027
-        """Raise ConfigError for a draft that the engine cannot be asked to serve in shorter blocks."""
+    def block_size_refusal(self, run: ServedRun) -> str:
+        """Why the engine cannot be asked to serve the draft in shorter blocks; empty if it can."""
+        return ""
 
     def environment(self, run: ServedRun) -> Mapping[str, str]:
         """The environment variables that the server needs for this target."""
@@ -132,11 +133,10 @@ class SGLangEngine(Engine):
         require_sglang(WHAT, run.engine)
         return [sys.executable]
 
-    def refuse_block_size(self, run: ServedRun) -> None:
-        if run.draft.algorithm == "DSPARK":
-            raise ConfigError(
-                "--block-size: SGLang reads the block of a DSPARK draft from its config.json; leave it out"
-            )
+    def block_size_refusal(self, run: ServedRun) -> str:
+        return (
+            "SGLang reads the block of a DSPARK draft from its config.json" if run.draft.algorithm == "DSPARK" else ""
+        )
 
     def warnings(self, run: ServedRun) -> Sequence[str]:
         config = read_json(run.target / "config.json")

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from attrs import frozen
 
-from dsl.errors import ServerError
+from dsl.errors import ConfigError, ServerError
 from dsl.files import new_file, write_json
 from executor.launchers.redacted_log import RedactedLog
 from executor.model_tools.engines import ENGINES, Engine
@@ -23,7 +23,7 @@ from executor.system.server import Server, is_reachable_by_others, require_free_
 from executor.system.user_cache import compile_cache
 from ops.lib.sglang.serve_command import Address, shell_line
 from ops.tools.serve.chat import HELLO, ask, prompt_text, tau_text
-from ops.tools.serve.measure import Endpoint, LoadSettings, measure
+from ops.tools.serve.measure import Endpoint, LoadSettings, break_even, break_even_text, measure
 
 MAX_TOKENS = 128
 LOAD_PROMPTS = 32
@@ -96,12 +96,22 @@ def serve_run(options: ServeOptions) -> None:
             measure_load(engine, options.url.rstrip("/").removesuffix("/v1"), run, record, options)
             return
         if options.block_size is not None:
-            engine.refuse_block_size(run)
+            if refusal := engine.block_size_refusal(run):
+                raise ConfigError(f"--block-size: {refusal}; leave it out")
             run = run.in_blocks(options.block_size)
-        elif len(set(run.best_blocks.values())) > 1:
-            best = ", ".join(f"{block} for batches of {size}" for size, block in run.best_blocks.items())
-            print_lines(f"best block by batch, as the evaluation measured it: {best} (--block-size)")
+        elif run.best_blocks:
+            print_lines(best_blocks_text(engine, run))
         _serve(engine, run, record, options)
+
+
+def best_blocks_text(engine: Engine, run: ServedRun) -> str:
+    """The best block of each batch size as a line, and how to serve in one that is shorter than the draft's."""
+    best = ", ".join(f"{block} for batches of {size}" for size, block in run.best_blocks.items())
+    line = f"best block by batch, as the evaluation measured it: {best}"
+    if all(block == run.draft.block_size for block in run.best_blocks.values()):
+        return line
+    refusal = engine.block_size_refusal(run)
+    return f"{line}; {refusal}, and serves in blocks of {run.draft.block_size}" if refusal else f"{line} (--block-size)"
 
 
 def _serve(engine: Engine, run: ServedRun, record: Record, options: ServeOptions) -> None:
@@ -162,6 +172,9 @@ def measure_load(engine: Engine, url: str, run: ServedRun, record: Record, optio
         "tau_of_the_evaluation": run.tau,
         "levels": levels,
     }
+    if plain is not None and (even := break_even(levels, run.draft.block_size)) is not None:
+        found |= even
+        print_lines(break_even_text(even))
     file = record.folder / f"load-{urlsplit(url).port or 80}.json"
     write_json(file, found)
     print_lines(f"figures: {file}")

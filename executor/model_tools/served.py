@@ -32,7 +32,9 @@ from ops.tools.diagnose.chain import last_drafts_of
 from ops.tools.serve.chat import ChatPrompt, held_out_prompts
 
 LONGEST_ERROR = 500
-BEST_BLOCK = re.compile(r"eval/best_block_batch_(\d+)")  # a metric of ops/evaluate/load.py
+# Metrics of ops/evaluate/load.py; the second one exists where a batch size was measured with several block sizes.
+BEST_BLOCK = re.compile(r"eval/best_block_batch_(\d+)")
+OTHER_BLOCK = re.compile(r"eval/speedup_batch_(\d+)_block_\d+")
 DEFAULT_RUN = "the newest with a finished draft"
 
 
@@ -201,11 +203,13 @@ class _Made:
         return None
 
     def best_blocks(self, export: GraphNode) -> dict[int, int]:
-        """The block size with the highest speed-up at each batch size, by the metrics of the evaluations."""
+        """The block size with the highest speed-up at each batch size that was measured with several block sizes."""
         found = {}
         for node in self._readers(export, Report):
-            for name, block in self.record.state.nodes[node.id].metrics.items():
-                if batch := BEST_BLOCK.fullmatch(name):
+            metrics = self.record.state.nodes[node.id].metrics
+            compared = {batch[1] for name in metrics if (batch := OTHER_BLOCK.fullmatch(name))}
+            for name, block in metrics.items():
+                if (batch := BEST_BLOCK.fullmatch(name)) and batch[1] in compared:
                     found[int(batch[1])] = int(block)
         return dict(sorted(found.items()))
 

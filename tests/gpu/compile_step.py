@@ -28,6 +28,7 @@ from ops.lib.drafts.backbone.rope import rope_frequencies  # noqa: E402
 from ops.lib.drafts.backbone.step import Engine, MicroBatch  # noqa: E402
 from ops.lib.drafts.dflash2.config import Dflash2Options  # noqa: E402
 from ops.lib.drafts.dspark.config import DsparkOptions  # noqa: E402
+from ops.lib.drafts.lilicorr.config import LilicorrOptions  # noqa: E402
 from ops.lib.drafts.losses.loss import Loss  # noqa: E402
 from ops.lib.drafts.losses.slots import block_weights  # noqa: E402
 from ops.lib.sequence_parallel.exchange import Alone  # noqa: E402
@@ -35,7 +36,7 @@ from ops.train_dflash.batches import Place, draw, pack  # noqa: E402
 from ops.train_dflash.engine import weights_to_compute_with  # noqa: E402
 from ops.train_dflash.staging import Direct  # noqa: E402
 
-OPTIONS = {"dflash": None, "dflash2": Dflash2Options, "dspark": DsparkOptions}
+OPTIONS = {"dflash": None, "dflash2": Dflash2Options, "dspark": DsparkOptions, "lilicorr": LilicorrOptions}
 STEPS = ((3072, 512), (3072, 512), (3000, 500), (600, 3), (131_072, 512))  # context, anchors
 DTYPE = torch.bfloat16
 

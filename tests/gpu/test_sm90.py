@@ -19,7 +19,7 @@ import torch
 HERE = Path(__file__).parent
 SHARED_MEMORY = 227 * 1024  # bytes that a block of threads may take on an H100
 # docs/gpu.md: of layers, FlexAttention and its mask, and the loss. DSpark compares distributions by four functions.
-GRAPHS = {"dflash": 7, "dflash2": 7, "dspark": 9}
+GRAPHS = {"dflash": 7, "dflash2": 7, "dspark": 9, "lilicorr": 7}
 
 
 def lacking() -> str | None:

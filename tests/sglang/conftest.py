@@ -11,10 +11,11 @@ import sglang_on_cpu
 sglang_on_cpu.install(os.environ)
 
 import torch  # noqa: E402 (after the patches)
-from algorithm_cases import anchor_first_draft  # noqa: E402
+from algorithm_cases import anchor_first_draft, lilicorr_draft  # noqa: E402
 from dflash_cases import Case, make_case  # noqa: E402
 
 from ops.artifacts import Draft  # noqa: E402
+from ops.lib.sglang.version import installed_version  # noqa: E402
 
 LONGEST = (
     *("test_sglang_capture_stage.py", "test_sglang_gate.py", "test_sglang_other_gate.py"),
@@ -57,6 +58,12 @@ def anchor_first(request, tmp_path_factory):
         return case, anchor_first_draft(case, tmp_path_factory.mktemp("anchor_first"))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def trained_lilicorr(text_case, tmp_path_factory) -> Draft:
+    """A draft of LiLiCorr for `text_case` whose lattice was trained."""
+    return lilicorr_draft(text_case, tmp_path_factory.mktemp("lilicorr") / "draft", f"sglang-{installed_version()}")
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from algorithm_cases import grown
-from dflash_cases import NEW_TOKENS, Case, make_case
+from dflash_cases import BLOCK, NEW_TOKENS, Case, make_case
 from other_targets import other_checkpoint
 
 from ops.lib.data.files import read_json, write_json
-from ops.lib.drafts.algorithms import ReadsContext, part_of
+from ops.lib.drafts.algorithms import part_of
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.block_context import BlockContext
 from ops.lib.drafts.decoding.decode import Decoded, decode_speculative
+from ops.lib.drafts.decoding.decode_options import DraftUse
 from ops.lib.drafts.decoding.sampling import GreedyChoice
 from ops.lib.drafts.dflash2.config import Dflash2
 from ops.lib.drafts.dspark.config import Dspark
@@ -38,15 +39,16 @@ ENGINE = f"sglang-{installed_version()}"
 CASES = ("text_case", "vision_case")
 
 
-def decoded(case: Case, draft: Path, heads: bool = True) -> list[Decoded]:
-    """dflow's own decoding; heads: with what the algorithm adds beside the layers."""
+def decoded(case: Case, draft: Path, heads: bool = True, block_size: int | None = None) -> list[Decoded]:
+    """dflow's own decoding; heads: with what the algorithm adds beside the layers. block_size: None for the draft's."""
     model = load_draft(draft)
     if not heads:
         with torch.no_grad():
             for head in part_of(model.config.algorithm, "model:heads")(model.config):
                 for weight in getattr(model, head).parameters():
                     weight.zero_()
-    return [decode_speculative(case.loaded, model, prompt, NEW_TOKENS) for prompt in case.prompts]
+    use = DraftUse.of(model.config, block_size)
+    return [decode_speculative(case.loaded, model, prompt, NEW_TOKENS, use) for prompt in case.prompts]
 
 
 def lengths(answers: list[Decoded]) -> list[tuple[int, ...]]:
@@ -59,10 +61,7 @@ def is_served_as_evaluated(case: Case, draft: Path) -> None:
     """
     model, expected = load_draft(draft), decoded(case, draft)
     with DflashEngine.start(case.checkpoint, draft, **CPU, pool_tokens=1024) as engine:
-        # SGLang's eager path forgets the end of every request's context when one leaves the batch.
-        alone = isinstance(model.config.algorithm, ReadsContext)
-        batches = [[prompt] for prompt in case.prompts] if alone else [case.prompts]
-        served = [answer for batch in batches for answer in engine.decode(batch, NEW_TOKENS, case.eos)]
+        served = engine.decode(case.prompts, NEW_TOKENS, case.eos)
         contexts = context_lengths(model.config, longest=200)
         assert 1e-5 > max(one.difference for one in compare_forward(engine, model, contexts))
     assert [answer.tokens for answer in case.plain] == [answer.tokens for answer in served]
@@ -84,6 +83,27 @@ def test_lilicorr_is_served_so_for_a_llama_target_too(tmp_path):
     case = make_case("llama", tmp_path / "case", images=False, make=other_checkpoint)
     draft = grown(case.drafts["trained"].path, tmp_path / "draft", MASKS_FIRST["lilicorr with convolutions"], ENGINE)
     is_served_as_evaluated(case, draft)
+
+
+def test_so_is_lilicorr_with_a_lattice_that_was_trained(text_case, trained_lilicorr):
+    is_served_as_evaluated(text_case, trained_lilicorr.path)
+    trained, without = (
+        sum(map(len, lengths(decoded(text_case, trained_lilicorr.path, heads)))) for heads in (True, False)
+    )
+    assert trained < without
+
+
+def test_in_a_shorter_block_lilicorr_is_served_as_evaluated_in_one(text_case, trained_lilicorr):
+    short = {"speculative_num_draft_tokens": BLOCK - 2}
+    expected = decoded(text_case, trained_lilicorr.path, block_size=BLOCK - 2)
+    with DflashEngine.start(
+        text_case.checkpoint, trained_lilicorr.path, **CPU, pool_tokens=1024, server_args=short
+    ) as engine:
+        assert BLOCK - 2 == engine.block_size
+        served = engine.decode(text_case.prompts, NEW_TOKENS, text_case.eos)
+    assert [answer.tokens for answer in text_case.plain] == [answer.tokens for answer in served]
+    assert lengths(expected) == lengths(served)
+    assert {0, BLOCK - 3} <= {length for accepted in lengths(served) for length in accepted}
 
 
 @pytest.mark.parametrize("case_name", CASES)
@@ -121,7 +141,7 @@ def test_sglangs_selector_proposes_at_every_step_what_dflows_does_of_the_same_st
 def test_sglangs_lattice_proposes_at_every_step_what_dflows_does_of_the_same_states(
     text_case, tmp_path, monkeypatch, name
 ):
-    """In batches, too, where SGLang's eager path goes on without the end of a context that it has forgotten."""
+    """In a batch, too, where SGLang's eager path makes a block without the ends of contexts when a request leaves."""
     from sglang.srt.speculative import dflash_worker_v2
 
     draft = grown(text_case.drafts["trained"].path, tmp_path / "draft", MASKS_FIRST[name], ENGINE)
@@ -136,6 +156,7 @@ def test_sglangs_lattice_proposes_at_every_step_what_dflows_does_of_the_same_sta
 
     monkeypatch.setattr(dflash_worker_v2, "propose_lilicorr_block", recorded)
     with DflashEngine.start(text_case.checkpoint, draft, **CPU, pool_tokens=1024) as engine:
+        engine.max_requests = len(text_case.prompts)
         served = engine.decode(text_case.prompts, NEW_TOKENS, text_case.eos)
     assert [answer.tokens for answer in text_case.plain] == [answer.tokens for answer in served]
     by_logits = []

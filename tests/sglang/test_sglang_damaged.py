@@ -169,8 +169,7 @@ def lengths_of_dflow(case, draft: Path) -> list[tuple[int, ...]]:
 def served(case, draft: Path) -> list[tuple[int, ...]]:
     """SGLang's accepted lengths; its answers are the target's, whatever the draft is."""
     with DflashEngine.start(case.checkpoint, draft, **CPU, pool_tokens=1024) as engine:
-        # One by one: without CUDA graphs, LiLiCorr's contexts are forgotten when a request leaves the batch.
-        answers = [answer for prompt in case.prompts for answer in engine.decode([prompt], NEW_TOKENS, case.eos)]
+        answers = engine.decode(case.prompts, NEW_TOKENS, case.eos)
     assert [answer.tokens for answer in case.plain] == [answer.tokens for answer in answers]
     return [answer.accepted for answer in answers]
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from dflash_cases import NEW_TOKENS, changed
+from dflash_cases import NEW_TOKENS, changed, written
 from fake_stage import FakeStage
 from gate_cases import check
+from safetensors.torch import load_file
 
 from dsl.errors import DataError
 from dsl.finding import block
@@ -261,6 +262,25 @@ def test_so_it_is_for_a_draft_of_dspark(anchor_first, live, monkeypatch, error):
     text = told(result)
     departs_in_accepted_lengths_only(case, sound, result, text)
     assert re.search(ERRORS_OF_DSPARK[error], text)
+
+
+@pytest.fixture(scope="module")
+def bound_to_context(trained_lilicorr, tmp_path_factory) -> Draft:
+    """A LiLiCorr draft that proposes other tokens without the end of a context, which one that knows the answers hardly
+    needs: with noise in what its lattice makes of it.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weights = load_file(trained_lilicorr.path / "model.safetensors")
+    for name in ("lilicorr.context_proj.weight", "lilicorr.factor_input_proj.weight"):
+        weights[name] += torch.randn(weights[name].shape, generator=generator) * 0.3
+    return written(trained_lilicorr, weights, tmp_path_factory.mktemp("bound") / "draft")
+
+
+def test_a_sound_draft_of_lilicorr_passes_though_requests_end_at_different_steps(text_case, bound_to_context, live):
+    result = live(text_case, bound_to_context)
+    assert ((), 0) == (result.mistakes, result.ties)
+    assert (1.0, 1.0) == (result.details["equal_steps"], result.details["replayed_steps"])
+    assert len({len(answer.accepted) for answer in result.answers}) > 1
 
 
 def passes_in_bfloat16(case, result):

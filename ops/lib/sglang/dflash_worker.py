@@ -3,6 +3,10 @@
 The worker drafts, verifies and keeps both caches; this module replaces SGLang's scheduler around it, without its
 queues: a prefill, and one verification step after the other until every request of a batch is done.
 
+A draft that reads the end of its context (`ReadsContext`) is decoded in batches of one. The worker keeps those ends by
+the rows of the last batch: when a request leaves it, the others' next block is made without them, or with CUDA graphs
+with each other's, and their accepted lengths are not those of `evaluate`.
+
     S tokens of a prompt, T tokens of a pass, F = layers * hidden size, K block size
 """
 
@@ -24,6 +28,7 @@ from torch import Tensor
 from dsl.errors import ConfigError, DataError
 from ops.lib.data.batching import padded_length
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.algorithms import ReadsContext
 from ops.lib.drafts.backbone.config import algorithm_of
 from ops.lib.drafts.backbone.load import read_config
 from ops.lib.drafts.decoding.decode import Decoded, until_eos
@@ -70,7 +75,10 @@ class SeenContext:
 
 @define(eq=False)
 class DflashEngine:
-    """A target and a draft, run by SGLang in this process; a context manager, as only one engine can be open."""
+    """A target and a draft, run by SGLang in this process; a context manager, as only one engine can be open.
+
+    pool_tokens, max_requests: the most of a batch.
+    """
 
     server_args: ServerArgs
     target: TpModelWorker
@@ -103,7 +111,8 @@ class DflashEngine:
         holds an open runtime.
         """
         require_sglang("serving a draft")
-        kind = WORKERS[algorithm_of(read_config(draft_dir)).engine]
+        algorithm = algorithm_of(read_config(draft_dir))
+        kind = WORKERS[algorithm.engine]
         arguments = _arguments(
             kind,
             target_dir,
@@ -124,7 +133,8 @@ class DflashEngine:
                 worker = kind(kind.algorithm.create_worker(arguments)(**common, target_worker=target))
                 _allocate(target, worker.own)
                 vision = VisionTokens.of(place.model_config.hf_config)
-                requests = min(max_requests, target.model_runner.max_running_requests)
+                together = 1 if isinstance(algorithm, ReadsContext) else max_requests
+                requests = min(together, target.model_runner.max_running_requests)
                 engine = cls(arguments, target, worker, target.model_runner.model_config, vision, pool_tokens, requests)
                 undo.pop_all()
         except (ValueError, RuntimeError, AssertionError) as error:  # the last one for tensors of other shapes

@@ -19,11 +19,13 @@ from attrs import frozen
 
 from dsl.errors import ServerError
 from ops.evaluate.intervals import interval, resampled
+from ops.evaluate.load import LoadPoint, load_curve
 from ops.tools.serve.chat import Answer, ChatPrompt, Dialect, ask, ask_streamed
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
 FEWEST_REQUESTS, ROUNDS = 16, 4  # of a concurrency: at least, and for each request in flight
 RESAMPLINGS, SEED = 2000, 0
+SPEEDUP = ("speedup", "speedup_low", "speedup_high")  # of a level
 
 
 @frozen(kw_only=True)
@@ -206,11 +208,42 @@ def speedup(level: Level, plain: Level) -> dict[str, float | None]:
     """
     count = len(level.requests)
     if min(len(level.answered), len(plain.answered)) < count:
-        return {"speedup": None, "speedup_low": None, "speedup_high": None}
+        return dict.fromkeys(SPEEDUP)
     ratio = level.tokens_per_second / plain.tokens_per_second
     draws_RN = resampled(count, RESAMPLINGS, SEED)
     low, high = interval(ratio, level.rates(draws_RN) / plain.rates(draws_RN), count)
     return {"speedup": ratio, "speedup_low": max(0.0, low), "speedup_high": high}
+
+
+def break_even(levels: Sequence[Mapping[str, Any]], block_size: int) -> dict[str, int | None] | None:
+    """From where on the draft costs, by levels with a plain server's figures; None where one has no speed-up.
+
+    block_size: verified tokens. pays_up_to: the largest concurrency up to which the speed-up's interval lies above 1 at
+    every measured one; costs_from: the smallest from which on it lies below. Each is None for none.
+    """
+    if any(level["speedup"] is None for level in levels):
+        return None
+    curve = load_curve(
+        [
+            LoadPoint(
+                batch_size=level["concurrency"],
+                block_size=block_size,
+                plain_tokens_per_second=level["plain"]["tokens_per_second"],
+                **{name: level[name] for name in ("tau", "tokens_per_second", *SPEEDUP)},
+            )
+            for level in levels
+        ]
+    )
+    return {name: curve[name] for name in ("pays_up_to", "costs_from")}
+
+
+def break_even_text(found: Mapping[str, int | None]) -> str:
+    """What `break_even` found, as a line for the terminal."""
+    if found["pays_up_to"] is None:
+        text = "at no measured concurrency is it certain that the draft pays"
+    else:
+        text = f"the draft pays up to concurrency {found['pays_up_to']}"
+    return text if found["costs_from"] is None else f"{text}; from {found['costs_from']} on it costs"
 
 
 def level_line(level: Mapping[str, Any]) -> str:

@@ -36,8 +36,9 @@ from serve_cases import (
 
 from dsl.errors import ConfigError, DataError, ServerError, StoreError
 from dsl.finding import Finding
+from executor.cli import main
 from executor.model_tools.engines import ENGINES
-from executor.model_tools.serve import EngineServer
+from executor.model_tools.serve import EngineServer, best_blocks_text
 from executor.model_tools.served import find_served
 from executor.records.run_record import find_record
 from executor.store.artifact_store import Store
@@ -290,16 +291,21 @@ def test_a_shorter_block_is_what_both_engines_get_and_a_longer_one_is_refused(tm
         with pytest.raises(ConfigError, match=rf"--block-size: must lie in 2\.\.4, which is the draft's, got {size}"):
             run.in_blocks(size)
     dspark = evolve(run, draft=evolve(run.draft, algorithm="DSPARK"))
-    ENGINES["vllm"].refuse_block_size(dspark)
-    with pytest.raises(ConfigError, match=r"SGLang reads the block of a DSPARK draft from its config\.json"):
-        ENGINES["sglang"].refuse_block_size(dspark)
+    of_dspark = "SGLang reads the block of a DSPARK draft from its config.json"
+    assert [of_dspark, ""] == [ENGINES[name].block_size_refusal(dspark) for name in ("sglang", "vllm")]
+    assert ["", ""] == [engine.block_size_refusal(run) for engine in ENGINES.values()]
+
+
+def measured_blocks(best: dict[int, int], *other: int) -> dict[str, float]:
+    """Metrics of an evaluation under load: the best block of each batch size, and blocks beside the draft's own."""
+    compared = {f"eval/speedup_batch_{batch}_block_{block}": 1.0 for batch in best for block in other}
+    return {**{f"eval/best_block_batch_{batch}": float(block) for batch, block in best.items()}, **compared}
 
 
 def test_the_best_blocks_of_the_evaluation_are_named_unless_a_block_is_chosen(tmp_path):
     case = ServeCase(tmp_path)
     record = find_record(case.store.records, case.run)
-    metrics = {"eval/best_block_batch_16": 2.0, "eval/best_block_batch_1": 4.0, "eval/best_block_batch": 3.0}
-    record.state.nodes["eval"].metrics.update(metrics)
+    record.state.nodes["eval"].metrics.update(measured_blocks({16: 2, 1: 4}, 2) | {"eval/best_block_batch": 3.0})
     record.save_all()
     first = case.dflow("--check").stdout.splitlines()[0]
     assert (
@@ -307,6 +313,40 @@ def test_the_best_blocks_of_the_evaluation_are_named_unless_a_block_is_chosen(tm
         == first
     )
     assert "--speculative-num-draft-tokens 2 " in case.dflow("--check", "--block-size", "2").stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("best", "algorithm", "advice"),
+    [
+        ({1: 2, 16: 2}, "DFLASH", "2 for batches of 1, 2 for batches of 16 (--block-size)"),
+        ({1: 4, 16: 4}, "DFLASH", "4 for batches of 1, 4 for batches of 16"),
+        (
+            {1: 4, 16: 2},
+            "DSPARK",
+            "4 for batches of 1, 2 for batches of 16; SGLang reads the block of a DSPARK draft from its config.json, "
+            "and serves in blocks of 4",
+        ),
+    ],
+)
+def test_best_blocks_of_all_loads_alike_are_named_too_and_no_block_is_advised_that_would_be_refused(
+    tmp_path, best, algorithm, advice
+):
+    _store, run = found(tmp_path, states={"eval": {"metrics": measured_blocks(best, 2)}})
+    assert best == run.best_blocks
+    run = evolve(run, draft=evolve(run.draft, algorithm=algorithm))
+    assert f"best block by batch, as the evaluation measured it: {advice}" == best_blocks_text(ENGINES["sglang"], run)
+
+
+def test_where_a_single_block_size_was_measured_none_is_the_best(tmp_path):
+    _store, run = found(tmp_path, states={"eval": {"metrics": measured_blocks({1: 2, 16: 2})}})
+    assert {} == run.best_blocks
+
+
+def test_a_server_that_runs_already_gets_no_block_and_no_arguments(capsys):
+    given = ("serve", "--measure", "--url", "http://127.0.0.1:1", "--block-size", "2", "--", "--tp-size", "2")
+    assert 1 == main(given)
+    told = "--block-size, arguments after --: only of a new server, and that at --url runs already; leave this out"
+    assert f"dflow: {told}\n" == capsys.readouterr().err
 
 
 def test_measure_writes_the_figures_of_each_concurrency_and_stops_the_server(tmp_path):
@@ -333,7 +373,10 @@ def test_a_server_that_runs_already_is_measured_and_stays(tmp_path):
         result = case.dflow("--measure", "--url", live.url, "--plain-url", live.url, "--concurrency", "3")
         port = live.url.partition("127.0.0.1:")[2].removesuffix("/v1")
     assert (0, "") == (result.returncode, result.stderr)
-    [level] = json.loads((case.store.records / case.run / f"load-{port}.json").read_text())["levels"]
+    figures = json.loads((case.store.records / case.run / f"load-{port}.json").read_text())
+    assert figures.keys() >= {"pays_up_to", "costs_from"}
+    assert "the draft pays" in result.stdout.splitlines()[-2]
+    [level] = figures["levels"]
     assert (3, 4.0, 16) == (level["concurrency"], level["tau"], level["plain"]["requests"])
     alone = case.dflow("--url", "http://127.0.0.1:1", "--stream")
     assert (1, "dflow: --url, --stream: only with --measure; add it, or leave this out\n") == (

@@ -195,15 +195,23 @@ def test_lilicorr_is_trained_online_as_from_stored_features(stored_final, online
             assert (weight - fresh.state_dict()[name]).abs().max() > 1e-4, name
 
 
+RESUMED = {  # LiLiCorr, which also takes the target's final states and the ends of contexts from the capture
+    "max_steps": 9,
+    "num_anchors": 4,
+    "algorithm": "lilicorr",
+    "lilicorr": LilicorrOptions(candidates=4, width=16, heads=2, factors=8, conv=True),
+}
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, online):
-    return folder_digest(train(tmp_path_factory.mktemp("whole"), online, max_steps=9).out_dir)
+    return folder_digest(train(tmp_path_factory.mktemp("whole"), online, **RESUMED).out_dir)
 
 
 def test_an_online_training_that_was_asked_to_stop_resumes_to_the_same_bytes(tmp_path, online, uninterrupted):
     with pytest.raises(StopRequested, match="after step 4 of 9"):
-        train(tmp_path, online, stop_after=4, max_steps=9)
-    stage = train(tmp_path, online, max_steps=9)
+        train(tmp_path, online, stop_after=4, **RESUMED)
+    stage = train(tmp_path, online, **RESUMED)
     assert 4 == stage.progressed[0][0]
     assert folder_digest(stage.out_dir) == uninterrupted
 
@@ -218,7 +226,7 @@ class DyingStage(FakeStage):
 
 def train_until_killed(folder, inputs):
     torch.set_num_threads(1)
-    train(folder, inputs, stage_type=DyingStage, max_steps=9, checkpoint_every=2, buffer_batches=4)
+    train(folder, inputs, stage_type=DyingStage, **RESUMED, checkpoint_every=2, buffer_batches=4)
 
 
 def test_an_online_training_killed_by_kill_9_loses_nothing_but_its_buffer(tmp_path, online, uninterrupted):
@@ -228,7 +236,7 @@ def test_an_online_training_killed_by_kill_9_loses_nothing_but_its_buffer(tmp_pa
     killed.start()
     killed.join(120)
     assert -signal.SIGKILL == killed.exitcode
-    stage = train(tmp_path, online, max_steps=9, checkpoint_every=2)
+    stage = train(tmp_path, online, **RESUMED, checkpoint_every=2)
     assert stage.progressed[0][0] in (2, 4)
     assert folder_digest(stage.out_dir) == uninterrupted
 

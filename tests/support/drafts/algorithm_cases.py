@@ -61,3 +61,22 @@ def anchor_first_draft(case: Case, folder: Path) -> Draft:
         dspark={"rank": 8},
     )
     return noisy(trained, folder / "noisy", 0.2)
+
+
+def lilicorr_draft(case: Case, folder: Path, engine: str) -> Draft:
+    """A LiLiCorr draft with convolutions, whose lattice and backbone were trained together for a few steps.
+
+    engine: as in export_draft.
+    """
+    return overfit(
+        folder,
+        case.target,
+        case.tokens,
+        capture={"target_layer_ids": LAYERS, "final_hidden": True},
+        epochs=40,
+        engine=engine,
+        block_size=BLOCK,
+        num_anchors=NEW_TOKENS + 1,
+        algorithm="lilicorr",
+        lilicorr={"candidates": 4, "width": 16, "heads": 2, "factors": 12, "conv": True, "group": 8},
+    )

@@ -144,19 +144,19 @@ def noisy(draft: Draft, folder: Path, noise: float) -> Draft:
     for weight in weights.values():
         if weight.ndim == 2:
             weight += torch.randn(weight.shape, generator=generator) * weight.std() * noise
-    return _written(draft, weights, folder)
+    return written(draft, weights, folder)
 
 
 def by_chance(draft: Draft, folder: Path) -> Draft:
     """A draft of the same shape with random weights."""
-    return _written(draft, random_draft(load_draft(draft.path).config, seed=1).state_dict(), folder)
+    return written(draft, random_draft(load_draft(draft.path).config, seed=1).state_dict(), folder)
 
 
 def changed(draft: Draft, folder: Path, without: str | None = None, **fields: Any) -> Path:
     """A copy of a serving directory with other fields in config.json or its dflash_config, or without one tensor."""
     weights = load_file(draft.path / "model.safetensors")
     weights.pop(without, None)
-    copy = _written(draft, weights, folder).path
+    copy = written(draft, weights, folder).path
     config = read_json(copy / "config.json")
     for name, value in fields.items():
         (config["dflash_config"] if name in config["dflash_config"] else config)[name] = value
@@ -164,7 +164,7 @@ def changed(draft: Draft, folder: Path, without: str | None = None, **fields: An
     return copy
 
 
-def _written(draft: Draft, weights: dict[str, torch.Tensor], folder: Path) -> Draft:
+def written(draft: Draft, weights: dict[str, torch.Tensor], folder: Path) -> Draft:
     """A copy of the serving directory with other weights."""
     shutil.copytree(draft.path, folder)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})

@@ -26,9 +26,19 @@ from ops.train_dflash.run import train_dflash
 
 
 def overfit(
-    folder: Path, target: TargetModel, tokens: TokenShards, *, epochs: int = 24, capture: dict[str, Any], **train: Any
+    folder: Path,
+    target: TargetModel,
+    tokens: TokenShards,
+    *,
+    epochs: int = 24,
+    capture: dict[str, Any],
+    engine: str | None = None,
+    **train: Any,
 ) -> Draft:
-    """Train a draft on the train split, by capture, shard, train and export. capture, train: fields of these ops."""
+    """Train a draft on the train split, by capture, shard, train and export.
+
+    capture, train: fields of these ops. engine: of export_draft.
+    """
     inputs: dict[str, Any] = {"tokens": tokens, "target": target}
     refs = {name: Ref(name) for name in ("tokens", "target", "features", "batches")}
     stage = FakeStage(folder / "capture", inputs)
@@ -40,7 +50,7 @@ def overfit(
     stage = FakeStage(folder / "train", inputs)
     train_dflash(TrainDflash(**refs, **{"num_layers": 1, "optimizer": "muon", "lr": 2e-2, "seed": 0, **train}), stage)
     stage_export = FakeStage(folder / "export", {"draft": stage.artifact(DraftCheckpoint), "target": target})
-    export_draft(ExportDraft(draft=Ref("train"), target=Ref("target")), stage_export)
+    export_draft(ExportDraft(draft=Ref("train"), target=Ref("target"), engine=engine), stage_export)
     return stage_export.artifact(Draft)
 
 

@@ -21,6 +21,8 @@ from ops.tools.serve.measure import (
     Level,
     LoadSettings,
     Request,
+    break_even,
+    break_even_text,
     level_line,
     measure,
     speedup,
@@ -182,3 +184,26 @@ def test_the_speedup_is_the_ratio_of_speeds_and_its_interval_draws_the_same_requ
     assert 1.0 + WIDER * (2 - 1) == pytest.approx(found["speedup_high"], rel=1e-4)
     # Longer answers in the same time are faster by as much.
     assert 3.0 == pytest.approx(speedup(level_of(seconds, tokens=30), level_of(seconds))["speedup"])
+
+
+def compared_level(concurrency: int, low: float | None, high: float | None) -> dict[str, Any]:
+    """A level whose speed-up has this interval; without one a request failed."""
+    bounds = {"speedup": None if low is None else (low + high) / 2, "speedup_low": low, "speedup_high": high}
+    return {
+        "concurrency": concurrency,
+        "tau": 2.0,
+        "tokens_per_second": 9.0,
+        "plain": {"tokens_per_second": 6.0},
+        **bounds,
+    }
+
+
+def test_the_draft_pays_up_to_the_concurrency_whose_interval_is_above_1_and_costs_from_where_it_stays_below():
+    levels = [compared_level(*level) for level in ((1, 1.5, 2.5), (4, 1.1, 1.3), (8, 0.9, 1.2), (16, 0.7, 0.9))]
+    found = break_even(levels, 8)
+    assert {"pays_up_to": 4, "costs_from": 16} == found
+    assert "the draft pays up to concurrency 4; from 16 on it costs" == break_even_text(found)
+    uncertain = break_even(levels[2:3], 8)
+    assert {"pays_up_to": None, "costs_from": None} == uncertain
+    assert "at no measured concurrency is it certain that the draft pays" == break_even_text(uncertain)
+    assert None is break_even([*levels, compared_level(32, None, None)], 8)
