@@ -8,7 +8,7 @@ from typing import Any
 from ops.evaluate.lengths import Decoding, no_prompt_mistake, stored_lengths_mistake
 from ops.evaluate.op import Evaluate
 from ops.lib.drafts.backbone.config import draft_misfit
-from ops.lib.drafts.decoding.decode_options import MtpUse, block_size_mistake
+from ops.lib.drafts.decoding.decode_options import ChainUse, block_size_mistake
 from ops.lib.forecasts import DraftForecast, TargetStated, TokensForecast, by_field, of_another_target, tokens_misfit
 
 WITHOUT = (
@@ -75,7 +75,7 @@ def _lengths(
         return
     proposes: Decoding = None if draft is None else draft.shape
     if config.mtp:
-        proposes = MtpUse() if config.block_size is None else MtpUse(config.block_size)
+        proposes = ChainUse() if config.block_size is None else ChainUse(config.block_size)
     if config.benchmark is not None:
         mistake = no_prompt_mistake(target.text, proposes, config.max_new_tokens)
     else:

@@ -33,7 +33,7 @@ from ops.lib.data.token_shards import KINDS, TokenReader
 from ops.lib.drafts.backbone.load import import_record, load_draft, random_draft
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
-from ops.lib.drafts.decoding.decode_options import DraftUse, MtpUse
+from ops.lib.drafts.decoding.decode_options import DraftUse, ChainUse
 from ops.lib.drafts.decoding.mtp import MtpHead
 from ops.lib.forecasts import DraftForecast, TargetStated, TokensForecast, refuse_conflicts
 from ops.lib.report_sections import NOT_KNOWN, interval_text, is_known
@@ -70,7 +70,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         block_sizes=[size for size in dict.fromkeys(config.block_sizes) if size != use.block_size],
     )
     prompts = choose_prompts(config, stage, target, encoder)
-    trained = MtpUse(use.block_size) if isinstance(draft, MtpHead) else draft.config
+    trained = ChainUse(use.block_size) if isinstance(draft, MtpHead) else draft.config
     check_lengths(prompts, target.family.text_config, trained, config.max_new_tokens)
     answered = decode_conversations(decoder, prompts, config.batch_size, stage)
     further = [answered.in_blocks(size) for size in decoder.block_sizes]
@@ -101,11 +101,11 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
 
 def _draft(
     config: Evaluate, stage: Stage, target: Target
-) -> tuple[DraftModel | MtpHead, DraftModel | None, DraftUse | MtpUse]:
+) -> tuple[DraftModel | MtpHead, DraftModel | None, DraftUse | ChainUse]:
     """What proposes, the random draft beside it, and how both are used."""
     if config.mtp:
         head = MtpHead.load(target, stage.inputs["target"].path / "model")
-        return head, None, MtpUse() if config.block_size is None else MtpUse(config.block_size)
+        return head, None, ChainUse() if config.block_size is None else ChainUse(config.block_size)
     dtype = target.model.dtype
     draft = load_draft(stage.inputs["draft"].path, stage.device, dtype)
     untrained = random_draft(draft.config, config.seed or 0, stage.device, dtype) if config.random_draft else None

@@ -35,7 +35,7 @@ from ops.lib.drafts.decoding.decode_batch import (
     decode_plain_batch,
     decode_speculative_batch,
 )
-from ops.lib.drafts.decoding.decode_options import DraftUse, MtpUse
+from ops.lib.drafts.decoding.decode_options import DraftUse, ChainUse
 from ops.lib.drafts.decoding.mtp import MtpHead
 from ops.lib.target.model import Target
 
@@ -150,7 +150,7 @@ class Decoder:
     target: Target
     draft: DraftModel | MtpHead
     untrained: DraftModel | None
-    use: DraftUse | MtpUse
+    use: DraftUse | ChainUse
     settings: DecodeSettings
     block_sizes: Sequence[int] = ()
 
