@@ -33,7 +33,7 @@ from ops.lib.data.token_shards import KINDS, TokenReader
 from ops.lib.drafts.backbone.load import import_record, load_draft, random_draft
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
-from ops.lib.drafts.decoding.decode_options import DraftUse, ChainUse
+from ops.lib.drafts.decoding.decode_options import ChainUse, DraftUse
 from ops.lib.drafts.decoding.mtp import MtpHead
 from ops.lib.forecasts import DraftForecast, TargetStated, TokensForecast, refuse_conflicts
 from ops.lib.report_sections import NOT_KNOWN, interval_text, is_known

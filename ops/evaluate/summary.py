@@ -32,7 +32,7 @@ from ops.evaluate.turns import WAYS, Answered, PromptResult
 from ops.lib.data.files import read_jsonl
 from ops.lib.data.token_shards import KINDS
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.lib.drafts.decoding.decode_options import DraftUse, ChainUse
+from ops.lib.drafts.decoding.decode_options import ChainUse, DraftUse
 
 ORIGIN = ("publisher", "trained_for")
 PARTS = ("reasoning", "text", "call")  # kinds at which a step may begin

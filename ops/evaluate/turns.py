@@ -35,7 +35,7 @@ from ops.lib.drafts.decoding.decode_batch import (
     decode_plain_batch,
     decode_speculative_batch,
 )
-from ops.lib.drafts.decoding.decode_options import DraftUse, ChainUse
+from ops.lib.drafts.decoding.decode_options import ChainUse, DraftUse
 from ops.lib.drafts.decoding.mtp import MtpHead
 from ops.lib.target.model import Target
 

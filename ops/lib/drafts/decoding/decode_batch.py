@@ -22,7 +22,7 @@ from ops.lib.drafts.decoding.answers import Answers
 from ops.lib.drafts.decoding.chain import ChainHead, ChainRows
 from ops.lib.drafts.decoding.clock import DecodeClock, lap, start
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.lib.drafts.decoding.decode_options import DraftUse, ChainUse
+from ops.lib.drafts.decoding.decode_options import ChainUse, DraftUse
 from ops.lib.drafts.decoding.draft_rows import DraftRows
 from ops.lib.drafts.decoding.sampling import Choice, GreedyChoice, SampledChoice, choose, draws
 from ops.lib.target.cache import Rows, own_cache, whole_cache
