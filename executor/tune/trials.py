@@ -23,7 +23,7 @@ from executor.planning.session import make_planner
 from executor.store.artifact_store import Store
 from executor.tune.decision import Result, Rules
 from executor.tune.points import Points, halving_steps, points_of
-from executor.tune.rival import NODE, put_rival
+from executor.tune.rival import NODES, put_rivals
 from ops.train_dflash.answers import read_answers
 
 DECISIVE = ("eval_every", "eval_prompts", "max_steps")  # of a training: whether tau is measured at the rungs
@@ -57,10 +57,10 @@ class Trials:
         """The id of the node that trains a trial to a rung."""
         return f"{self.tune.rung_node(steps)}-{trial_name(trial)}"
 
-    def rival_node(self, trial: int) -> str | None:
-        """The id of the node that evaluates the MTP head of the trial's target; None without one."""
-        own = f"{NODE}-{trial_name(trial)}"
-        return next((node_id for node_id in (own, NODE) if node_id in self.graph.nodes), None)
+    def rival_node(self, rival: str, trial: int) -> str | None:
+        """The id of the node that evaluates a rival, one of NODES, with the trial's target; None without one."""
+        own = f"{NODES[rival]}-{trial_name(trial)}"
+        return next((node_id for node_id in (own, NODES[rival]) if node_id in self.graph.nodes), None)
 
     def shown(self, trial: int) -> dict[str, str]:
         """The trial's values as a TOML file writes them, by the names of the space."""
@@ -110,7 +110,7 @@ def read_trials(file: Path) -> Trials:
     training = whole.up_to([table.node]).nodes
     _check_reach(tree, training, tune, tried)
     _check_trainings(tree, training[table.node].config, tune, tried)
-    put_rival(tree, table.node)
+    put_rivals(tree, tune)
     put_trials(tree, tune, tried)
     return Trials(tune, points, attrs.evolve(compiled(tree, absent=absent), sort_by="val/tau"), absent)
 

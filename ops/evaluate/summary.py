@@ -122,6 +122,8 @@ class Summary:
             report["tau_by_block"] = {str(each.block_size): self._tau(each) for each in blocks}
         if config.mtp:
             report["mtp"] = True
+        if config.eagle3 is not None:
+            report["eagle3"] = Path(config.eagle3).name
         if self.imported is not None:
             report["imported"] = {name: self.imported[name] for name in ORIGIN if name in self.imported}
         if untrained:

@@ -123,7 +123,7 @@ class Eagle3Head(nn.Module):
             with safe_open(stored[name].file, framework="pt") as file:
                 tensors[name] = file.get_tensor(stored[name].name).to(target.device).to(target.model.dtype)
         head.load_state_dict(tensors, assign=True)
-        head.rotary = LlamaRotaryEmbedding(config, device=target.device)
+        head.rotary = LlamaRotaryEmbedding(config).to(target.device)
         head.tokens_N = None
         if TO_TARGET in stored:
             added_N = torch.from_numpy(read_tensor(stored[TO_TARGET])).to(target.device, torch.int64)
