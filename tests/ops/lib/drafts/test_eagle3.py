@@ -11,6 +11,7 @@ from mtp_cases import BLOCK, NEW, USE, anchors_of, corrected
 from ops.lib.drafts.decoding import chain
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
 from ops.lib.drafts.decoding.eagle3 import Eagle3Head
+from ops.lib.target import chunked_prefill
 
 SETTINGS = DecodeSettings(NEW)
 SOME = [token for token in range(V) if token % 7 not in (1, 4)]
@@ -81,7 +82,8 @@ def test_batches_give_the_answers_and_accepted_lengths_of_one_by_one(fitted, mon
     assert [one.accepted for one in alone] == [one.accepted for one in together]
     assert 3 <= len({count for one in alone for count in one.accepted})
     assert len({len(one.tokens) for one in alone}) > 1
-    for name, value in (("MOST_BYTES", 1), ("LEAST_CHUNK", 5)):
-        monkeypatch.setattr(chain, name, value)
+    for module in (chain, chunked_prefill):
+        monkeypatch.setattr(module, "MOST_BYTES", 1)
+        monkeypatch.setattr(module, "LEAST_CHUNK", 5)
     in_chunks = decode_speculative_batch(target, head, samples, SETTINGS, USE)
     assert [(one.tokens, one.accepted) for one in together] == [(one.tokens, one.accepted) for one in in_chunks]
