@@ -154,15 +154,15 @@ class Evaluate:
         """
         trained = above("draft", "draft").get("block_size")
         wrong = {}
-        given = [name for name in ("draft", *RIVALS) if values.get(name)]
-        if not given and "draft" in values:
+        chosen = [name for name in ("draft", *RIVALS) if values.get(name)]
+        if not chosen and "draft" in values:
             wrong["draft"] = (
                 'the required key "draft" is missing: name the draft\'s node, or set mtp = true to evaluate the '
                 "target's own MTP head, or eagle3 to evaluate an EAGLE-3 draft"
             )
-        if len(given) > 1:
-            instead = "a draft" if given[0] == "draft" else given[0]
-            wrong[given[-1]] = f"{RIVALS[given[-1]]} is evaluated instead of {instead}: leave one of them out"
+        if len(chosen) > 1:
+            instead = "a draft" if chosen[0] == "draft" else chosen[0]
+            wrong[chosen[-1]] = f"{RIVALS[chosen[-1]]} is evaluated instead of {instead}: leave one of them out"
         for name, sizes in (
             ("block_size", (values.get("block_size"),)),
             ("block_sizes", values.get("block_sizes", ())),

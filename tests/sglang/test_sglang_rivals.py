@@ -51,6 +51,13 @@ class Causal(nn.Module):
         return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(0, 1).flatten(1)
 
 
+class States(nn.Module):
+    """Passes the states on for which logits are asked."""
+
+    def forward(self, _ids, states, _head, _batch):
+        return states
+
+
 def with_causal_attention(model, attention):
     attention.attn = Causal(attention.num_heads, attention.num_kv_heads)
     return model.eval()
@@ -73,7 +80,7 @@ def proposed_by_eagle3(model, following, features):
     for _ in range(BLOCK - 1):
         out, (aux,) = model.model(None, torch.arange(len(embeds)), batch_of(states, embeds))
         first = aux if first is None else first
-        logits.append(out[-1] @ model.lm_head.weight.T)
+        logits.append(out[-1] @ model.lm_head.weight[: model.config.draft_vocab_size].T)  # without padding
         best = logits[-1].argmax()
         tokens.append(int(best if model.get_hot_token_id() is None else model.get_hot_token_id()[best]))
         embeds = torch.cat((embeds, model.model.embed_tokens(torch.tensor(tokens[-1:]))))
@@ -150,7 +157,7 @@ def test_sglangs_mtp_class_proposes_what_dflow_proposes(tmp_path, monkeypatch):
         model.load_weights(load_file(checkpoint / "model.safetensors").items())
         ends = (target.embed_weight, target.head_weight)
         model.set_embed_and_head(*(nn.Parameter(each, requires_grad=False) for each in ends))
-        monkeypatch.setattr(model, "logits_processor", lambda _ids, states, _head, _batch: states)
+        model.logits_processor = States()
         with_causal_attention(model, model.model.layers[0])
         for sample in prompts_of(checkpoint):
             plain, answer, found = corrected(target, head, sample, monkeypatch)

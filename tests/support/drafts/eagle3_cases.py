@@ -64,8 +64,7 @@ def eagle3_folder(
     config: dict[str, Any] = {**CONFIG, "hidden_size": hidden_size, "vocab_size": vocab_size, **changes}
     if ids is not None:
         config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": list(ids), "use_aux_hidden_state": True}
-    if tokens is not None:
-        config["draft_vocab_size"] = len(tokens)
+    config["draft_vocab_size"] = None if tokens is None else len(tokens)
     size, width, heads, of_keys, D = (
         config[name]
         for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")

@@ -35,7 +35,6 @@ def test_published_forms_are_taken(tmp_path, given):
         ({"norm_before_residual": True}, "norm_before_residual = True, a variant"),
         ({"rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2]}}, "rope_type = 'mrope', a variant"),
         ({IDS: [1, 3, 4]}, rf"{IDS} = \[1, 3, 4\], a variant"),
-        ({"num_key_value_heads": "2"}, "needs positive whole numbers, and has num_key_value_heads = '2'"),
         ({"num_aux_hidden_states": 4}, r"other sizes than config.json: fc.weight \[32, 96\]"),
         ({"hidden_size": 64}, "its hidden_size is 64, and the target's 32: it is the draft of another target"),
         ({"target_hidden_size": 64}, "its hidden_size is 64, and the target's 32"),
@@ -68,10 +67,17 @@ def test_tensors_of_another_draft_are_refused(tmp_path, change, words):
     assert re.search(words, eagle3_mistake(folder, TARGET))
 
 
-def test_tensors_of_other_sizes_than_those_of_config_json_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"intermediate_size": 40}, "other sizes than config.json: layers.0.mlp.down_proj.weight [32, 48]"),
+        ({"num_key_value_heads": "2"}, "needs positive whole numbers, and has num_key_value_heads = '2'"),
+    ],
+)
+def test_sizes_that_are_not_those_of_the_tensors_are_refused(tmp_path, change, words):
     folder = eagle3_folder(tmp_path / "eagle3")
-    write_json(folder / "config.json", read_json(folder / "config.json") | {"intermediate_size": 40})
-    assert "other sizes than config.json: layers.0.mlp.down_proj.weight [32, 48]" in eagle3_mistake(folder, TARGET)
+    write_json(folder / "config.json", read_json(folder / "config.json") | change)
+    assert words in eagle3_mistake(folder, TARGET)
 
 
 def test_a_head_that_sglang_would_replace_a_pickle_and_a_folder_without_a_draft_are_refused(tmp_path):
