@@ -58,7 +58,7 @@ class TuneTable:
     rungs: steps, ascending, after which trials are compared. trials: how many points of the space are tried at most
     (default: every combination of its lists). eta: of the trials of a rung, one in eta goes on; 1: all. seed: of the
     drawn points. budget_steps: of all trials together. budget_hours: of all trainings together, however many run at a
-    time. space: by name, the values to try.
+    time. eagle3: the folder of an EAGLE-3 draft that the winner is compared with. space: by name, the values to try.
     """
 
     rungs: tuple[int, ...] = attrs.field(validator=_are_rungs)
@@ -69,6 +69,7 @@ class TuneTable:
     seed: int = 0
     budget_steps: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(1)))
     budget_hours: float | None = attrs.field(default=None, validator=validators.optional(validators.gt(0)))
+    eagle3: str | None = None
 
 
 @frozen

@@ -195,7 +195,8 @@ class Report(Artifact):
                         what was asked (split or benchmark, turns, temperature, block sizes, ...), and "unasked";
                         "inputs": digests of draft, target and tokens; "imported" of a draft that was trained
                         elsewhere: {"publisher", "trained_for"} as its config.json has them; "mtp": true where the
-                        target's own MTP head took the place of a draft
+                        target's own MTP head took the place of a draft; "eagle3": the name of the folder where an
+                        EAGLE-3 draft took it
     prompts.jsonl       one object per prompt: {"id", "category", "prompt_tokens", "tokens": the target's plain answer,
                         "speculative": the speculative one, null where it is the same, "accepted": how many draft
                         tokens per verification step, "tau", "accepted_random", "identical"}

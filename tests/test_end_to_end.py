@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from eagle3_cases import V, eagle3_folder
 from mtp_cases import mtp_checkpoint
 from report_page import Page
 from toy_ops import is_alive, wait_for
@@ -437,33 +438,41 @@ eval_prompts = 2
 eval_new_tokens = 8
 [tune]
 rungs = [1, 2]
+eagle3 = "eagle3"
 [tune.space]
 train.lr = [1e-4, 3e-3]
 """
 
 
-@pytest.mark.slow  # 65 s of CPU time: nine processes that load torch
+@pytest.mark.slow  # 75 s of CPU time: ten processes that load torch
 @pytest.mark.timeout(1800)
-def test_a_search_killed_in_the_evaluation_of_the_mtp_head_ends_with_its_row_beside_trials_and_plain_decoding(tmp_path):
+def test_a_search_killed_in_the_evaluation_of_the_mtp_head_ends_with_rows_of_rivals_and_plain_decoding(tmp_path):
     store, file = tmp_path / "runs", tmp_path / "heads.toml"
     mtp_checkpoint("qwen3_5", tmp_path / "checkpoint", noise=0.0)  # a perfect head, whose blocks are accepted whole
+    eagle3_folder(tmp_path / "eagle3", tokens=range(1, V, 2), ids=(0, 1, 2))
     file.write_text(WITH_MTP)
     kill_at(store, "report.json", 1, "tune", str(file))
     out = dflow(store, "tune", str(file))
-    assert ["tune_mtp"] == executed(store)
+    assert ["tune_eagle3"] == executed(store)
     lines = out[out.index("\ntrial  ") :].splitlines()[2:]
     shown = [re.split(r"\s{2,}", line.strip()) for line in lines[: lines.index("not tried:")] if "  " in line]
-    assert ["the target's own MTP head", "plain decoding"] == [cells[0] for cells in shown[2:4]]
+    names = [cells[0] for cells in shown[2:5]]
+    assert ["the target's own MTP head", "an EAGLE-3 draft", "plain decoding"] == names
     assert {"t01", "t02"} == {cells[0] for cells in shown[:2]}
     best, head = float(shown[0][3]), shown[2]
     assert ("block_size = 4", "4.000") == (head[1], head[2])
     assert f"{4 - best:+.3f}" in head
     assert best < 4
-    report = json.loads((store / "objects" / rows(store)["tune_mtp"]["digest"] / "report.json").read_text())
-    assert ({"errors": 0, "ties": 0}, True) == (report["lossless"], report["mtp"])
+    records = [Record.load(folder) for folder in sorted((store / "records").iterdir())]
+    made = {node: state.digest for record in records for node, state in record.state.nodes.items() if state.digest}
+    folders = [store / "objects" / made[node] for node in ("tune_mtp", "tune_eagle3")]
+    reports = [json.loads((folder / "report.json").read_text()) for folder in folders]
+    assert [{"errors": 0, "ties": 0}] * 2 == [report["lossless"] for report in reports]
+    assert (True, "eagle3") == (reports[0]["mtp"], reports[1]["eagle3"])
+    assert f"{reports[1]['tau']['all']['tau']:.3f}" == shown[3][2]
     answered = [path.read_text() for path in store.glob("objects/*/val_answers.jsonl")]
-    asked = (store / "objects" / rows(store)["tune_mtp"]["digest"] / "prompts.jsonl").read_text()
-    ids = [[json.loads(line)["id"] for line in text.splitlines()] for text in (asked, *answered)]
+    asked = [(folder / "prompts.jsonl").read_text() for folder in folders]
+    ids = [[json.loads(line)["id"] for line in text.splitlines()] for text in (*asked, *answered)]
     assert 3 <= len(answered) and all(sorted(ids[0]) == sorted(each) for each in ids[1:])
 
 

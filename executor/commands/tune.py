@@ -51,10 +51,10 @@ def main(options: argparse.Namespace) -> int:
     decision = tuning.run()
     if tuning.code != OK:
         return tuning.code
-    rival = tuning.rival(decision)
+    rivals = tuning.rivals(decision)
     if tuning.code != OK:
         return tuning.code
-    outcome = outcome_of(trials, decision, rival)
+    outcome = outcome_of(trials, decision, rivals)
     print_lines(columns(COLUMNS, outcome.rows, right=("steps", "tau", "above the best", "seconds")))
     for sentence in outcome.cost:
         print_lines(sentence)

@@ -15,13 +15,13 @@ from executor.tune.decision import Decision, Ranked, Rung
 from executor.tune.points import kept_count
 from executor.tune.rival import Rival
 from executor.tune.trials import Trials
+from ops.evaluate.rivals import RIVALS
 
 COLUMNS = ("trial", "values", "steps", "tau", "interval", "above the best", "its interval", "seconds", "why it ended")
-MTP = "the target's own MTP head"
 PLAIN = ("plain decoding", "", "", "1.00", "", "", "", "", "what every tau is measured against")
 UNKNOWN_SPEED = (
     "its speed-up is not known, as times of so few prompts differ too much: measure it on more, by a node of evaluate "
-    "with mtp = true"
+    "with {}"
 )
 
 
@@ -45,15 +45,19 @@ class Outcome:
     curves: Sequence[Curve]
 
 
-def outcome_of(trials: Trials, decision: Decision, rival: Rival | str) -> Outcome:
-    """The outcome of a decision that has a winner. rival: the target's own MTP head, or why it has no row."""
+def outcome_of(trials: Trials, decision: Decision, rivals: Mapping[str, Rival | str]) -> Outcome:
+    """The outcome of a decision that has a winner. rivals: by their names in RIVALS, or why one has no row."""
     assert decision.winner is not None
+    measured = {name: rival for name, rival in rivals.items() if isinstance(rival, Rival)}
     return Outcome(
         winner=trial_name(decision.winner),
         values=trials.shown(decision.winner),
-        rows=[*_rows(trials, decision), *([] if isinstance(rival, str) else [_of_rival(rival)]), PLAIN],
+        rows=[*_rows(trials, decision), *(_of_rival(name, rival) for name, rival in measured.items()), PLAIN],
         cost=list(_cost(trials, decision)),
-        not_tried=[*_not_tried(trials, decision), *([f"{MTP}: {rival}"] if isinstance(rival, str) else [])],
+        not_tried=[
+            *_not_tried(trials, decision),
+            *(f"{RIVALS[name]}: {why}" for name, why in rivals.items() if name not in measured),
+        ],
         curves=_curves(decision),
     )
 
@@ -75,11 +79,11 @@ def _rows(trials: Trials, decision: Decision) -> Iterator[tuple[str, ...]]:
             yield (*_head(trials, failure.trial), f"before {rung.steps}", "", "", "", "", spent, why)
 
 
-def _of_rival(rival: Rival) -> tuple[str, ...]:
-    speed = UNKNOWN_SPEED if rival.speedup is None else f"{rival.speedup:.2f} times as fast as plain decoding"
-    why = f"the target has it already; {speed}"
+def _of_rival(name: str, rival: Rival) -> tuple[str, ...]:
+    speed = f"{rival.speedup:.2f} times as fast as plain decoding" if rival.speedup else UNKNOWN_SPEED.format(name)
+    why = f"{'the target has' if name == 'mtp' else 'you have'} it already; {speed}"
     values = f"block_size = {rival.block_size}"
-    return MTP, values, "", *_figures(rival.ranked), f"{rival.ranked.seconds:.0f}", why
+    return RIVALS[name], values, "", *_figures(rival.ranked), f"{rival.ranked.seconds:.0f}", why
 
 
 def _head(trials: Trials, trial: int) -> tuple[str, str]:
@@ -138,7 +142,7 @@ def _not_tried(trials: Trials, decision: Decision) -> Iterator[str]:
     ]
     if stopped:
         yield f"more steps for {', '.join(stopped)}, which stopped without being told apart from the best"
-    yield "several seeds of a trial; EAGLE-3 heads, with which dflow cannot decode"
+    yield "several seeds of a trial" + ("" if trials.tune.table.eagle3 else "; an EAGLE-3 draft: set eagle3 of [tune]")
     yield "speed of the trials, as tau counts tokens, not time"
 
 

@@ -21,7 +21,7 @@ from executor.store.artifact_store import Store
 from executor.system.output import shown_duration
 from executor.tune.decision import decide
 from executor.tune.points import halving_counts
-from executor.tune.rival import NODE
+from executor.tune.rival import NODES
 from executor.tune.trials import Trials, of_trials
 from ops.lib.forecasts import StepsForecast, TokensForecast
 
@@ -51,11 +51,12 @@ class Pace:
 
 
 def search_preflight(store: Store, trials: Trials) -> Preflight:
-    """Check all trainings of a search, and the evaluation of the MTP head, on this machine."""
+    """Check all trainings of a search, and the evaluation of the rivals, on this machine."""
     if not decide(trials.rules, trials.results(store)).pending:
         return Preflight((), ())
     table = trials.tune.table
-    rivals = {node_id: trial for trial in range(trials.count) if (node_id := trials.rival_node(trial))}
+    every = (trials.rival_node(rival, trial) for rival in NODES for trial in range(trials.count))
+    rivals = dict.fromkeys(node_id for node_id in every if node_id is not None)
     graph = trials.graph.up_to([*trials.rung_nodes, *rivals])
     decisions = make_planner(store, graph, absent=trials.absent_of(graph)).plan()
     free = free_bytes(store.path)
@@ -113,9 +114,11 @@ def _grouped(trials: Trials, findings: Sequence[Finding]) -> list[Finding]:
         copy = trials.graph.nodes[owner].copy if owner in trials.graph.nodes else None
         template = owner if copy is None else copy.template
         concerned = range(trials.count) if copy is None else (names.index(copy.values[TRIAL]),)
-        if template == NODE and field == "mtp":
+        if (template, field) == (NODES["mtp"], "mtp"):
             continue
-        if template in rungs and field == PAUSE:
+        if (template, field) == (NODES["eagle3"], "eagle3"):
+            each = tree.mistake((TUNE, "eagle3"), each.what)
+        elif template in rungs and field == PAUSE:
             each = tree.mistake((TUNE, "rungs"), each.what)
         elif template in rungs:
             each = each.at(".".join(filter(None, ("node", trials.tune.table.node, field))))

@@ -24,7 +24,7 @@ from executor.planning.session import make_planner
 from executor.store.artifact_store import Store
 from executor.tune.decision import Result, Rules
 from executor.tune.points import Points, halving_counts, halving_steps, points_of
-from executor.tune.rival import NODE, put_rival
+from executor.tune.rival import NODES, put_rivals
 from ops.train_dflash.answers import read_answers
 
 DECISIVE = ("eval_every", "eval_prompts", "max_steps")  # of a training: whether tau is measured at the rungs
@@ -74,10 +74,10 @@ class Trials:
             self.node(trial, steps): (trial, steps) for steps in self.tune.table.rungs for trial in range(self.count)
         }
 
-    def rival_node(self, trial: int) -> str | None:
-        """The id of the node that evaluates the MTP head of the trial's target; None without one."""
-        own = f"{NODE}-{trial_name(trial)}"
-        return next((node_id for node_id in (own, NODE) if node_id in self.graph.nodes), None)
+    def rival_node(self, rival: str, trial: int) -> str | None:
+        """The id of the node that evaluates a rival, one of NODES, with the trial's target; None without one."""
+        own = f"{NODES[rival]}-{trial_name(trial)}"
+        return next((node_id for node_id in (own, NODES[rival]) if node_id in self.graph.nodes), None)
 
     def shown(self, trial: int) -> dict[str, str]:
         """The trial's values as a TOML file writes them, by the names of the space."""
@@ -129,7 +129,7 @@ def trials_of(tree: Tree) -> Trials:
     if can_pause(tree, table.node):
         _check_reach(tree, tune)
         _check_trainings(tree, tune, tried)
-        put_rival(tree, table.node)
+        put_rivals(tree, tune)
     rivals = tree.nodes.keys() - nodes.keys()
     put_trials(tree, tune, tried)
     try:

@@ -24,8 +24,9 @@ from executor.system.file_locks import shared_gc_lock
 from executor.system.output import FAILED, OK, print_lines
 from executor.tune.decision import Decision, Failure, Result, decide
 from executor.tune.preflight import Preflight, search_preflight
-from executor.tune.rival import Rival, rival_of
+from executor.tune.rival import NODES, Rival, rival_of
 from executor.tune.trials import Trials
+from ops.evaluate.rivals import RIVALS
 from ops.lib.forecasts import TargetStated
 
 
@@ -80,21 +81,26 @@ class Tuning:
         with shared_gc_lock(self.store.path):
             return list(self.trials.results(self.store))
 
-    def rival(self, decision: Decision) -> Rival | str:
-        """The MTP head of the winner's target on the same prompts, evaluated where the store does not have it; or why
-        there is none. `code` is not OK where the evaluation was stopped.
+    def rivals(self, decision: Decision) -> dict[str, Rival | str]:
+        """The rivals that the file has, by their names in RIVALS, on the same prompts, evaluated where the store does
+        not have them; or why there is no row of one. `code` is not OK where an evaluation was stopped.
         """
         assert decision.winner is not None
-        node_id = self.trials.rival_node(decision.winner)
-        if node_id is None:
-            return "the training reads no target"
+        nodes = {rival: self.trials.rival_node(rival, decision.winner) for rival in NODES}
+        found: dict[str, Rival | str] = {}
+        for rival, node_id in nodes.items():
+            if node_id is not None and self.code == OK:
+                found[rival] = self._rival(rival, node_id, decision)
+        return found or {"mtp": "the training reads no target"}
+
+    def _rival(self, rival: str, node_id: str, decision: Decision) -> Rival | str:
         (target,) = self.trials.graph.nodes[node_id].inputs["target"]
         folder, _ = self._stored(target)
-        if folder is not None and (mistake := TargetStated.read(folder, folder.name).mtp_mistake()):
-            return mistake
+        if rival == "mtp" and folder is not None and (lack := TargetStated.read(folder, folder.name).mtp_mistake()):
+            return lack
         folder, seconds = self._stored(node_id)
         if folder is None:
-            code, session = self._run([node_id], "the target's own MTP head")
+            code, session = self._run([node_id], RIVALS[rival])
             if code == FAILED:
                 return f"its evaluation failed: {session.record.state.nodes[node_id].error}"
             self.code = code

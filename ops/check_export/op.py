@@ -41,6 +41,7 @@ def unlike_serving(evaluated: Mapping[str, Any], block_size_trained: int | None)
         "benchmark": evaluated.get("benchmark") is not None,
         "temperature": bool(evaluated.get("temperature")),
         "mtp": bool(evaluated.get("mtp")),
+        "eagle3": bool(evaluated.get("eagle3")),
         "block_size": size is not None and block_size_trained is not None and size < block_size_trained,
     }
     return [f"{name} = {evaluated[name]}" for name, is_unlike in differs.items() if is_unlike]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ops.evaluate.lengths import Decoding, no_prompt_mistake, stored_lengths_mistake
 from ops.evaluate.op import Evaluate
 from ops.lib.drafts.backbone.config import draft_misfit
-from ops.lib.drafts.decoding.decode_options import MtpUse, block_size_mistake
+from ops.lib.drafts.decoding.decode_options import ChainUse, block_size_mistake
+from ops.lib.drafts.decoding.eagle3_files import eagle3_mistake
 from ops.lib.forecasts import DraftForecast, TargetStated, TokensForecast, by_field, of_another_target, tokens_misfit
 
 WITHOUT = (
@@ -26,6 +28,7 @@ def conflicts(config: Evaluate, forecast: Mapping[str, Any]) -> dict[str, str]:
         (
             *_of_draft(config, draft, target),
             *_of_target(config, target),
+            *_of_eagle3(config, target),
             *_of_tokens(config, tokens, target),
             *_lengths(config, tokens, target, draft),
         )
@@ -54,6 +57,13 @@ def _of_target(config: Evaluate, target: TargetStated | None) -> Iterator[tuple[
         yield "mtp", mistake
 
 
+def _of_eagle3(config: Evaluate, target: TargetStated | None) -> Iterator[tuple[str, str]]:
+    if config.eagle3 is None or not Path(config.eagle3).exists():
+        return
+    if mistake := eagle3_mistake(Path(config.eagle3), None if target is None else target.info):
+        yield "eagle3", mistake
+
+
 def _of_tokens(
     config: Evaluate, tokens: TokensForecast | None, target: TargetStated | None
 ) -> Iterator[tuple[str, str]]:
@@ -74,8 +84,8 @@ def _lengths(
     if target is None:
         return
     proposes: Decoding = None if draft is None else draft.shape
-    if config.mtp:
-        proposes = MtpUse() if config.block_size is None else MtpUse(config.block_size)
+    if config.rival is not None:
+        proposes = ChainUse() if config.block_size is None else ChainUse(config.block_size)
     if config.benchmark is not None:
         mistake = no_prompt_mistake(target.text, proposes, config.max_new_tokens)
     else:

@@ -19,14 +19,14 @@ from dsl.errors import DataError
 from ops.lib.data.batching import spread_over_each
 from ops.lib.data.files import read_jsonl
 from ops.lib.drafts.backbone.config import DraftConfig
-from ops.lib.drafts.decoding.decode_options import MtpUse
+from ops.lib.drafts.decoding.decode_options import ChainUse
 from ops.lib.forecasts import TokensForecast
 from ops.lib.target.sizes import context_length, positions, positions_field, rope_limit
 from ops.tokenize_chat.records import last_of_each
 
 SHOWN = 100
 Text = Mapping[str, Any]
-Decoding = DraftConfig | MtpUse | None
+Decoding = DraftConfig | ChainUse | None
 
 
 class HasLength(Protocol):

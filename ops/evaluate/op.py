@@ -12,6 +12,7 @@ from attrs import frozen, validators
 from dsl.errors import DataError
 from dsl.op import field, op, seed_field
 from ops.artifacts import Draft, Report, TargetModel, TokenShards
+from ops.evaluate.rivals import RIVALS
 from ops.lib.drafts.algorithms import algorithm_names, code_of
 
 LEAST_TEMPERATURE = 0.001  # nearly greedy; dividing logits by much less overflows
@@ -46,6 +47,12 @@ class Evaluate:
         default=False,
         keyed_default=False,
         help="decode with the target's own MTP head instead of a draft, of Qwen3.5 and Qwen3-Next (docs/evaluation.md)",
+    )
+    eagle3: str | None = field(
+        default=None,
+        external=True,
+        keyed_default=False,
+        help="decode with an EAGLE-3 draft instead, of a folder as SGLang serves it (docs/evaluation.md)",
     )
     split: Literal["val", "test"] = field(default="test", help="the split of the prompts, without a benchmark")
     prompts: Literal["last", "each"] = field(
@@ -96,7 +103,7 @@ class Evaluate:
         default=None,
         validator=validators.optional(validators.ge(2)),
         help="slots of a block at inference, the anchor's included; default and maximum: that of the training; with "
-        "mtp any number, 4 by default",
+        "mtp or eagle3 any number, 4 by default",
     )
     batch_size: int = field(
         default=8,
@@ -120,7 +127,7 @@ class Evaluate:
     dtype: Literal["float32", "bfloat16", "float16"] = field(
         default="float32", help="of the forward passes of target and draft"
     )
-    random_draft: bool = field(default=True, help="measure a randomly initialised draft too; not with mtp")
+    random_draft: bool = field(default=True, help="measure a randomly initialised draft too; not with mtp or eagle3")
     tie_margin: float | None = field(
         default=None,
         validator=validators.optional(validators.ge(0)),
@@ -143,18 +150,19 @@ class Evaluate:
         """Mistakes against nodes above: blocks larger than in training, or a split that ingest leaves empty.
 
         Each is checked only if the pipeline has that node. Fields of a benchmark without one are mistakes too, and
-        every answer asked of tokens without contexts of their own, and neither or both of a draft and mtp.
+        every answer asked of tokens without contexts of their own, and none or several of a draft, mtp and eagle3.
         """
         trained = above("draft", "draft").get("block_size")
         wrong = {}
-        if "draft" in values and (values["draft"] is not None) == values.get("mtp"):
-            has_both = values.get("mtp")
-            wrong["mtp" if has_both else "draft"] = (
-                "the target's own MTP head is evaluated instead of a draft: leave one of them out"
-                if has_both
-                else 'the required key "draft" is missing: name the draft\'s node, or set mtp = true to evaluate the '
-                "target's own MTP head"
+        chosen = [name for name in ("draft", *RIVALS) if values.get(name)]
+        if not chosen and "draft" in values:
+            wrong["draft"] = (
+                'the required key "draft" is missing: name the draft\'s node, or set mtp = true to evaluate the '
+                "target's own MTP head, or eagle3 to evaluate an EAGLE-3 draft"
             )
+        if len(chosen) > 1:
+            instead = "a draft" if chosen[0] == "draft" else chosen[0]
+            wrong[chosen[-1]] = f"{RIVALS[chosen[-1]]} is evaluated instead of {instead}: leave one of them out"
         for name, sizes in (
             ("block_size", (values.get("block_size"),)),
             ("block_sizes", values.get("block_sizes", ())),
@@ -179,6 +187,11 @@ class Evaluate:
         if values.get("benchmark") is None and None not in (only, split) and only != split:
             wrong["split"] = f'has no samples: ingest puts all of them into "{only}"'
         return wrong
+
+    @property
+    def rival(self) -> str | None:
+        """The field of RIVALS that is set; None where a draft is evaluated."""
+        return next((name for name in RIVALS if getattr(self, name)), None)
 
     @property
     def largest_tie(self) -> float:

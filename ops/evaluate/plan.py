@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from ops.lib.forecasts import (
     first_counted,
     identity_of,
 )
+from ops.lib.target.checkpoint_check import stored_tensors
 from ops.lib.target.quantised import dequantising_note
 from ops.lib.target.sizes import ITEM_SIZES, PassSizes
 from ops.lib.thread_table import threads_of_decoding
@@ -53,6 +56,7 @@ def estimate(config: Evaluate, context: PlanContext) -> Estimate:
             "temperature": config.temperature,
             "block_size": config.block_size,
             "mtp": config.mtp,
+            "eagle3": config.eagle3,
         },
     )
     if context.artifact is not None:
@@ -60,10 +64,12 @@ def estimate(config: Evaluate, context: PlanContext) -> Estimate:
         forecast = evolve(forecast, inputs=made.inputs, settings=made.settings)
     target: TargetForecast | None = context.inputs["target"]
     draft: DraftForecast | None = context.inputs["draft"]
-    if target is None or (draft is None and not config.mtp):
+    if target is None or (draft is None and config.rival is None):
         return Estimate(growth=_growth(config, context), forecast=forecast)
     shape, item_size = None if draft is None else draft.shape, ITEM_SIZES[config.dtype]
     drafts = {"MTP head": target.sizes.mtp * item_size}
+    if config.eagle3 is not None:
+        drafts = {"EAGLE-3 draft": _parameters(Path(config.eagle3)) * item_size}
     if shape is not None:
         drafts = {"drafts": (1 + config.random_draft) * draft_parameters(shape) * item_size}
     return Estimate(
@@ -80,7 +86,7 @@ def _per_pass(
 ) -> dict[str, int]:
     """The bytes of a batch of the longest prompts and their answers; none for a benchmark of unknown lengths.
 
-    draft: None for the target's own MTP head.
+    draft: None for a rival.
     """
     if tokens is None or config.benchmark is not None:
         return {}
@@ -88,7 +94,7 @@ def _per_pass(
     rows = max(config.batch_size, *config.batch_sizes, 1)
     rows = min(rows, len(CATEGORIES) * (config.max_prompts or rows))
     sizes = PassSizes(target.sizes.text, ITEM_SIZES[config.dtype])
-    context, captured = 8 * int(target.sizes.text["hidden_size"]), 2
+    context, captured = 8 * int(target.sizes.text["hidden_size"]), 2 if config.mtp else 4
     if draft is not None:
         context = draft.num_hidden_layers * 2 * draft.num_key_value_heads * draft.head_dim + 4 * draft.hidden_size
         captured = len(draft.target_layer_ids)
@@ -96,6 +102,13 @@ def _per_pass(
     parts["cache of chunks"] = 0
     cache = {"cache": sizes.cache(rows * longest)}
     return parts | cache | {"the draft's context": rows * longest * context * sizes.item_size}
+
+
+def _parameters(folder: Path) -> int:
+    """The parameters in a folder's files; 0 where they cannot be read, which is reported elsewhere."""
+    with suppress(OSError, DataError):
+        return sum(prod(tensor.shape) for tensor in stored_tensors(folder).values())
+    return 0
 
 
 def _growth(config: Evaluate, context: PlanContext) -> Growth | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,8 +33,10 @@ from ops.lib.data.files import read_json, write_json, write_jsonl
 from ops.lib.data.token_shards import KINDS, TokenReader
 from ops.lib.drafts.backbone.load import import_record, load_draft, random_draft
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.decoding.chain import ChainHead
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings
-from ops.lib.drafts.decoding.decode_options import DraftUse, MtpUse
+from ops.lib.drafts.decoding.decode_options import ChainUse, DraftUse
+from ops.lib.drafts.decoding.eagle3 import Eagle3Head
 from ops.lib.drafts.decoding.mtp import MtpHead
 from ops.lib.forecasts import DraftForecast, TargetStated, TokensForecast, refuse_conflicts
 from ops.lib.report_sections import NOT_KNOWN, interval_text, is_known
@@ -70,7 +73,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         block_sizes=[size for size in dict.fromkeys(config.block_sizes) if size != use.block_size],
     )
     prompts = choose_prompts(config, stage, target, encoder)
-    trained = MtpUse(use.block_size) if isinstance(draft, MtpHead) else draft.config
+    trained = draft.config if isinstance(draft, DraftModel) else ChainUse(use.block_size)
     check_lengths(prompts, target.family.text_config, trained, config.max_new_tokens)
     answered = decode_conversations(decoder, prompts, config.batch_size, stage)
     further = [answered.in_blocks(size) for size in decoder.block_sizes]
@@ -93,7 +96,7 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
         ],
         enable_thinking=read_json(stage.inputs["tokens"].path / "tokens.json").get("enable_thinking"),
         inputs={name: given.digest for name, given in sorted(stage.inputs.items()) if given is not None},
-        imported=None if config.mtp else import_record(stage.inputs["draft"].path),
+        imported=None if config.rival else import_record(stage.inputs["draft"].path),
         data_kinds=data_kinds(TokenReader(stage.inputs["tokens"], config.split)) if config.benchmark is None else {},
     )
     finish(summary, encoder.processor, stage)
@@ -101,11 +104,13 @@ def evaluate(config: Evaluate, stage: Stage) -> None:
 
 def _draft(
     config: Evaluate, stage: Stage, target: Target
-) -> tuple[DraftModel | MtpHead, DraftModel | None, DraftUse | MtpUse]:
+) -> tuple[DraftModel | ChainHead, DraftModel | None, DraftUse | ChainUse]:
     """What proposes, the random draft beside it, and how both are used."""
-    if config.mtp:
-        head = MtpHead.load(target, stage.inputs["target"].path / "model")
-        return head, None, MtpUse() if config.block_size is None else MtpUse(config.block_size)
+    if config.rival is not None:
+        use = ChainUse() if config.block_size is None else ChainUse(config.block_size)
+        if config.eagle3 is not None:
+            return Eagle3Head.load(target, Path(config.eagle3)), None, use
+        return MtpHead.load(target, stage.inputs["target"].path / "model"), None, use
     dtype = target.model.dtype
     draft = load_draft(stage.inputs["draft"].path, stage.device, dtype)
     untrained = random_draft(draft.config, config.seed or 0, stage.device, dtype) if config.random_draft else None

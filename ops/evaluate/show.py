@@ -9,6 +9,7 @@ from typing import Any
 from ops.evaluate.comparison import compare_evaluations
 from ops.evaluate.intervals import ALL, MOST_GROUPS, OTHERS, PART_LABELS, missing_kinds, parted
 from ops.evaluate.load import best_points, load_text, points_of
+from ops.evaluate.rivals import rival_in
 from ops.evaluate.verdicts import verdicts
 from ops.lib.data.files import read_json
 from ops.lib.report_sections import NOT_KNOWN, Cell, Compared, Html, Section, Table, interval_text, is_known
@@ -84,8 +85,8 @@ def _tau(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Secti
     source = f"the split {report['split']}" if report["benchmark"] is None else f"the benchmark {report['benchmark']}"
     way = "greedy" if report["temperature"] == 0 else f"sampled at temperature {report['temperature']:g}"
     size = f"blocks of {report['block_size']}"
-    if report.get("mtp"):
-        size += ", proposed by the target's own MTP head"
+    if rival := rival_in(report):
+        size += f", proposed by {rival}"
     if report["block_size"] != report["block_size_trained"]:
         size += f" (trained with {report['block_size_trained']})"
     return Section(

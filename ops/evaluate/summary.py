@@ -32,7 +32,7 @@ from ops.evaluate.turns import WAYS, Answered, PromptResult
 from ops.lib.data.files import read_jsonl
 from ops.lib.data.token_shards import KINDS
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.lib.drafts.decoding.decode_options import DraftUse, MtpUse
+from ops.lib.drafts.decoding.decode_options import ChainUse, DraftUse
 
 ORIGIN = ("publisher", "trained_for")
 PARTS = ("reasoning", "text", "call")  # kinds at which a step may begin
@@ -50,7 +50,7 @@ class Summary:
     """
 
     config: Evaluate
-    use: DraftUse | MtpUse
+    use: DraftUse | ChainUse
     trained_block_size: int
     answered: Answered
     further: Sequence[Answered]
@@ -122,6 +122,8 @@ class Summary:
             report["tau_by_block"] = {str(each.block_size): self._tau(each) for each in blocks}
         if config.mtp:
             report["mtp"] = True
+        if config.eagle3 is not None:
+            report["eagle3"] = Path(config.eagle3).name
         if self.imported is not None:
             report["imported"] = {name: self.imported[name] for name in ORIGIN if name in self.imported}
         if untrained:

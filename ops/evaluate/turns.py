@@ -28,6 +28,7 @@ from ops.lib.data.files import json_line
 from ops.lib.data.sample_account import Unusable
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.backbone.model import DraftModel
+from ops.lib.drafts.decoding.chain import ChainHead
 from ops.lib.drafts.decoding.clock import DecodeClock, Part, synchronise
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import (
@@ -35,8 +36,7 @@ from ops.lib.drafts.decoding.decode_batch import (
     decode_plain_batch,
     decode_speculative_batch,
 )
-from ops.lib.drafts.decoding.decode_options import DraftUse, MtpUse
-from ops.lib.drafts.decoding.mtp import MtpHead
+from ops.lib.drafts.decoding.decode_options import ChainUse, DraftUse
 from ops.lib.target.model import Target
 
 
@@ -143,14 +143,14 @@ PARTS: tuple[Part, ...] = ("prefill", "draft", "verify")
 class Decoder:
     """Decodes batches plainly and speculatively.
 
-    draft: or the target's own MTP head. untrained: a draft with random weights, or None. block_sizes: further ones,
-    besides that of `use`.
+    draft: or a head that proposes token by token. untrained: a draft with random weights, or None. block_sizes: further
+    ones, besides that of `use`.
     """
 
     target: Target
-    draft: DraftModel | MtpHead
+    draft: DraftModel | ChainHead
     untrained: DraftModel | None
-    use: DraftUse | MtpUse
+    use: DraftUse | ChainUse
     settings: DecodeSettings
     block_sizes: Sequence[int] = ()
 
@@ -159,7 +159,7 @@ class Decoder:
 
     def speculative(
         self,
-        draft: DraftModel | MtpHead,
+        draft: DraftModel | ChainHead,
         samples: Sequence[TokenSample],
         clock: DecodeClock | None = None,
         block_size: int | None = None,

@@ -13,6 +13,7 @@ from attrs import evolve
 from dsl.finding import Finding, Level
 from ops.evaluate.intervals import ALL
 from ops.evaluate.load import load_text
+from ops.evaluate.rivals import rival_in
 from ops.lib.report_sections import NOT_KNOWN, Section, interval_text, is_known, verdict
 
 CEILING = 0.95  # of block_size: a tau that can hardly rise
@@ -41,8 +42,8 @@ def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> I
     it is gone.
     """
     tau = report["tau"][ALL]
-    if report.get("mtp"):
-        yield Section("the target's own MTP head", _of_rival(report, measured))
+    if rival := rival_in(report):
+        yield Section(rival, _of_rival(report, measured))
         yield Section("losslessness", _lossless(report))
         return
     if tau["steps"]:
@@ -61,7 +62,7 @@ def verdicts(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> I
 
 
 def _of_rival(report: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Finding:
-    """What an MTP head reaches, without a judgement: it is what a draft is compared with."""
+    """What a rival reaches, without a judgement: it is what a draft is compared with."""
     tau = report["tau"][ALL]
     text = f"{_figure(tau)} tokens per pass of the target" if tau["steps"] else "no answer has a step"
     if measured is not None and is_known(measured["speedup_low"], measured["speedup_high"]):

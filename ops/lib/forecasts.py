@@ -47,7 +47,7 @@ from ops.lib.vision.processor_files import chosen_limits, image_settings, templa
 from ops.lib.vision.template_kinds import WITH_TOOLS, shows_tools
 
 MILLION = 1_000_000
-SETTINGS = ("benchmark", "temperature", "block_size", "block_size_trained", "mtp")  # of an evaluation
+SETTINGS = ("benchmark", "temperature", "block_size", "block_size_trained", "mtp", "eagle3")  # of an evaluation
 FIRST_ROWS = 100  # of samples, by which it is known what rows have
 ANSWERED = "answered.json"  # of samples that a target answered: the fields of Answered
 PROMPTS_ONLY = "the tokens are prompts without answers, of which nothing is learnt: set prompts_only = false"

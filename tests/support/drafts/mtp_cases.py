@@ -23,17 +23,18 @@ from torch.nn.functional import silu, softmax
 
 from ops.lib.data.files import read_json
 from ops.lib.data.token_shards import TokenSample
+from ops.lib.drafts.decoding.chain import ChainRows
 from ops.lib.drafts.decoding.decode import Decoded
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
-from ops.lib.drafts.decoding.decode_options import MtpUse
-from ops.lib.drafts.decoding.mtp import MtpHead, MtpRow
+from ops.lib.drafts.decoding.decode_options import ChainUse
+from ops.lib.drafts.decoding.mtp import MtpHead
 from ops.lib.drafts.decoding.proposal import Proposal
 from ops.lib.target.model import Target
 from ops.lib.vision.family_config import text_part, with_defaults
 from ops.lib.vision.processor import load_processor
 
 NEW, BLOCK = 12, 4
-USE = MtpUse(BLOCK)
+USE = ChainUse(BLOCK)
 NEXT = {
     "layer_types": ["linear_attention", "full_attention"] * 2,
     "num_hidden_layers": 4,
@@ -156,9 +157,9 @@ def corrected(
     (plain,) = decode_plain_batch(target, [sample], DecodeSettings(NEW + BLOCK))
     length = len(sample.prompt().input_ids)
     proposals: list[list[int]] = []
-    propose = MtpRow.propose
+    propose = ChainRows.propose
 
-    def kept(self: MtpRow, *given: Any) -> Proposal:
+    def kept(self: ChainRows, *given: Any) -> Proposal:
         proposal = propose(self, *given)
         right, place = len(proposals) % BLOCK, self.rows.longest - length + 1
         proposals.append(proposal.tokens_BD[0].tolist())
@@ -166,7 +167,7 @@ def corrected(
         return Proposal(torch.tensor([tokens]))
 
     with monkeypatch.context() as patch:
-        patch.setattr(MtpRow, "propose", kept)
+        patch.setattr(ChainRows, "propose", kept)
         (answer,) = decode_speculative_batch(target, head, [sample], DecodeSettings(NEW), USE)
     return plain, answer, proposals
 

@@ -19,11 +19,11 @@ from torch import Tensor
 from ops.lib.data.token_shards import TokenSample
 from ops.lib.drafts.backbone.model import DraftModel
 from ops.lib.drafts.decoding.answers import Answers
+from ops.lib.drafts.decoding.chain import ChainHead, ChainRows
 from ops.lib.drafts.decoding.clock import DecodeClock, lap, start
 from ops.lib.drafts.decoding.decode import Decoded
-from ops.lib.drafts.decoding.decode_options import DraftUse, MtpUse
+from ops.lib.drafts.decoding.decode_options import ChainUse, DraftUse
 from ops.lib.drafts.decoding.draft_rows import DraftRows
-from ops.lib.drafts.decoding.mtp import MtpHead, MtpRow, capture_for_mtp
 from ops.lib.drafts.decoding.sampling import Choice, GreedyChoice, SampledChoice, choose, draws
 from ops.lib.target.cache import Rows, own_cache, whole_cache
 from ops.lib.target.cache_trial import verification_of
@@ -67,17 +67,17 @@ def decode_plain_batch(
 
 def decode_speculative_batch(
     target: Target,
-    draft: DraftModel | MtpHead,
+    draft: DraftModel | ChainHead,
     samples: Sequence[TokenSample],
     settings: DecodeSettings,
-    use: DraftUse | MtpUse | None = None,
+    use: DraftUse | ChainUse | None = None,
     clock: DecodeClock | None = None,
 ) -> list[Decoded]:
     """The answer to each prompt by speculative decoding. clock: its times are added up in it.
 
-    draft: or the target's own MTP head. use: how the draft is fed; default: as in training.
+    draft: or a head that proposes token by token. use: how the draft is fed; default: as in training.
     """
-    use = use or (MtpUse() if isinstance(draft, MtpHead) else DraftUse.of(draft.config))
+    use = use or (DraftUse.of(draft.config) if isinstance(draft, DraftModel) else ChainUse())
     batches = _batches(target, samples)
     return [decoded for batch in batches for decoded in _speculate(target, draft, batch, settings, use, clock)]
 
@@ -95,10 +95,10 @@ def _batches(target: Target, samples: Sequence[TokenSample]) -> list[Sequence[To
 @torch.inference_mode()
 def _speculate(
     target: Target,
-    draft: DraftModel | MtpHead,
+    draft: DraftModel | ChainHead,
     samples: Sequence[TokenSample],
     settings: DecodeSettings,
-    use: DraftUse | MtpUse,
+    use: DraftUse | ChainUse,
     clock: DecodeClock | None,
 ) -> list[Decoded]:
     """Decode one batch: prefill, then draft, verify and accept until every answer has ended."""
@@ -107,7 +107,7 @@ def _speculate(
     room = most_tokens + use.block_size
     choice = _choice(settings, samples, room, target.device)
     way = verification_of(target)
-    with _captured(target, use) as captured:
+    with _captured(target, draft, use) as captured:
         start(clock)
         begun = prefill(target, target.prompts(samples), whole_cache(target))
         lap(clock, "prefill")
@@ -144,16 +144,23 @@ def _speculate(
     return answers.decoded()
 
 
-def _captured(target: Target, use: DraftUse | MtpUse) -> AbstractContextManager[Captured]:
-    return capture_for_mtp(target) if isinstance(use, MtpUse) else target.capture_inputs(use.target_layer_ids)
+def _captured(
+    target: Target, draft: DraftModel | ChainHead, use: DraftUse | ChainUse
+) -> AbstractContextManager[Captured]:
+    if isinstance(draft, DraftModel):
+        assert isinstance(use, DraftUse)
+        return target.capture_inputs(use.target_layer_ids)
+    return draft.capture(target)
 
 
-def _context(draft: DraftModel | MtpHead, use: DraftUse | MtpUse, rows: Rows, begun: Prefill) -> DraftRows | MtpRow:
-    if isinstance(draft, MtpHead):
-        assert isinstance(use, MtpUse)
-        return MtpRow(draft, use, rows, begun.offset_B)
-    assert isinstance(use, DraftUse)
-    return DraftRows(draft, use, rows)
+def _context(
+    draft: DraftModel | ChainHead, use: DraftUse | ChainUse, rows: Rows, begun: Prefill
+) -> DraftRows | ChainRows:
+    if isinstance(draft, DraftModel):
+        assert isinstance(use, DraftUse)
+        return DraftRows(draft, use, rows)
+    assert isinstance(use, ChainUse)
+    return ChainRows(draft, use, rows, begun.offset_B)
 
 
 def _choice(settings: DecodeSettings, samples: Sequence[TokenSample], count: int, device: torch.device) -> Choice:

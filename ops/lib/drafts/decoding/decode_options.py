@@ -32,9 +32,9 @@ class DraftUse:
 
 
 @frozen
-class MtpUse:
-    """The way a target's own MTP head is used. block_size: slots of a block, including the anchor's: one more than the
-    num_speculative_tokens of vLLM and the speculative_num_steps of SGLang, whose usual value is 3.
+class ChainUse:
+    """The way a head is used that proposes token by token. block_size: slots of a block, including the anchor's: one
+    more than the num_speculative_tokens of vLLM and the speculative_num_steps of SGLang, whose usual value is 3.
     """
 
     block_size: int = 4

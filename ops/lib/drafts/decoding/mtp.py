@@ -6,10 +6,7 @@ For the token t[i] with the target's state h[i], behind its final norm, and the 
     m[i] = norm(layer(x[i]))        a full-attention layer of the target's own class, at the position of t[i]
     logits of t[i + 2] = H m[i]     E, H: the target's embedding and head
 
-Keys and values of the layer come from the target's states for every token that it has verified. Behind the anchor
-t[n], the layer goes on with its own output: x[n - 1 + j] has the j-th proposal, and m[n - 2 + j] instead of h, at the
-next position. These columns are written over once the target has verified the tokens. Of an image, E t is the target's
-input at that place.
+It is applied again to its own output m, by chain.py. Of an image, E t is the target's input at that place.
 
 Source: SGLang 0.5.23, models/qwen3_5_mtp.py and qwen3_next_mtp.py, speculative/eagle_worker_v2.py; vLLM 0.33,
 models/qwen3_5_mtp.py and qwen3_next_mtp.py, v1/worker/gpu/spec_decode/target_dependent_ar/speculator.py (order of fc's
@@ -20,7 +17,7 @@ B batch, P columns of a pass, M hidden size, D rotated dimensions, V vocabulary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
@@ -31,17 +28,13 @@ from attrs import define, field
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import Cache
-from transformers.cache_utils import DynamicLayer
 
 from dsl.errors import DataError
-from ops.lib.drafts.decoding.decode_options import MtpUse
-from ops.lib.drafts.decoding.proposal import Proposal
-from ops.lib.drafts.decoding.sampling import Choice
-from ops.lib.target.cache import RowLayer, Rows, causal_mask, decoder_config
+from ops.lib.drafts.decoding.chain import Rope
+from ops.lib.target.cache import decoder_config
 from ops.lib.target.checkpoint_check import stored_tensors
 from ops.lib.target.model import Target
 from ops.lib.target.mtp_tensors import mtp_mistake
-from ops.lib.target.sizes import LEAST_CHUNK, MASK_BYTES, MOST_BYTES
 from ops.lib.vision.family_config import MTP
 
 EXPERTS = "layers.0.mlp.experts."
@@ -86,10 +79,44 @@ class MtpHead(nn.Module):
             raise DataError(f"{directory}: the MTP head does not fit config.json: {error}") from error
         return head.eval().requires_grad_(False)
 
+    @contextmanager
+    def capture(self, target: Target) -> Iterator[MtpInputs]:
+        """Open a context in which every forward pass of the target records what the head reads."""
+        found = MtpInputs()
+        handles = [
+            target.decoder_layers[0].register_forward_pre_hook(found.before, with_kwargs=True),
+            target.model.get_decoder().norm.register_forward_hook(found.after),
+        ]
+        try:
+            yield found
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def known(self, features_BPF: Tensor, positions_BP: Tensor) -> tuple[Tensor, Tensor, Rope]:
+        """As of `ChainHead`; the angles are the target's own."""
+        size = self.fc.out_features
+        width = (features_BPF.shape[-1] - 2 * size) // 2
+        embedded_BPM, cos_BPD, sin_BPD, states_BPM = features_BPF.split((size, width, width, size), dim=-1)
+        return embedded_BPM, states_BPM, (cos_BPD, sin_BPD)
+
+    def embedded(self, target: Target, tokens_P: Tensor) -> Tensor:
+        """As of `ChainHead`."""
+        return target.embed_weight[tokens_P]
+
+    def angles(self, target: Target, positions_BP: Tensor) -> Rope:
+        """As of `ChainHead`."""
+        cos_BPD, sin_BPD = target.model.get_decoder().rotary_emb(target.embed_weight, positions_BP)
+        return cos_BPD, sin_BPD
+
+    def logits(self, target: Target, states_BM: Tensor) -> Tensor:
+        """As of `ChainHead`."""
+        return states_BM @ target.head_weight.T
+
     def forward(
-        self, embedded_BPM: Tensor, states_BPM: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: Cache
+        self, embedded_BPM: Tensor, states_BPM: Tensor, rope: Rope, mask: Tensor | None, cache: Cache
     ) -> Tensor:
-        """The states m, [B, P, M]. rope: cosines and sines, [B, P, D]. mask: bool [B, 1, P, columns]."""
+        """As of `ChainHead`."""
         halves = self.pre_fc_norm_embedding(embedded_BPM), self.pre_fc_norm_hidden(states_BPM)
         hidden_BPM = self.layers[0](
             self.fc(torch.cat(halves, dim=-1)), position_embeddings=rope, attention_mask=mask, past_key_values=cache
@@ -133,89 +160,3 @@ class MtpInputs:
     def after(self, _norm: nn.Module, _args: tuple[Any, ...], states_BPM: Tensor) -> None:
         """A hook behind the final norm."""
         self._newest = (*self._newest, states_BPM)
-
-
-@contextmanager
-def capture_for_mtp(target: Target) -> Iterator[MtpInputs]:
-    """Open a context in which every forward pass of the target records what its MTP head reads."""
-    found = MtpInputs()
-    handles = [
-        target.decoder_layers[0].register_forward_pre_hook(found.before, with_kwargs=True),
-        target.model.get_decoder().norm.register_forward_hook(found.after),
-    ]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@define(eq=False)
-class MtpRow:
-    """The MTP head's side of decoding, in the columns of the target's cache: column i holds keys and values of x[i].
-
-    A batch has one row: targets with such a head have linear attention, and verify one prompt at a time. rows: of the
-    target. offset_B: see `Prefill`. own: the columns that are final. newest_BPF: the target's features of those behind
-    them, which wait for the token after the last one.
-    """
-
-    head: MtpHead
-    use: MtpUse
-    rows: Rows
-    offset_B: Tensor
-    own: Rows = field(init=False)
-    cache: Cache = field(init=False)
-    newest_BPF: Tensor = field(init=False)
-
-    def fill(self, features_BSF: Tensor, room: int) -> None:
-        """Take over the features of a prefill, with room for `room` further columns."""
-        (rows, columns, _), start_B = features_BSF.shape, self.rows.start_B
-        assert rows == 1 and columns == self.rows.longest
-        self.own = Rows(start_B, torch.zeros_like(start_B), 0)
-        empty = DynamicLayer()
-        empty.keys = empty.values = features_BSF.new_zeros(1, self.head.heads, 0, self.head.head_size)
-        self.cache = Cache(layers=[RowLayer(empty, columns + room, self.own)])
-        self.newest_BPF = features_BSF
-
-    def append(self, features_BKF: Tensor) -> None:
-        """Take over the features of the columns behind the row's end."""
-        self._end_with_rows()
-        self.newest_BPF = features_BKF
-
-    def select(self, places: Tensor) -> None:
-        """A batch of one loses no row before it ends."""
-
-    def propose(self, target: Target, anchors_B: Tensor, choice: Choice, check: Callable[[Tensor], None]) -> Proposal:
-        """The proposal after the anchor, token by token. check: refuses logits [B, 1, V] that are not finite."""
-        embed_VM, size = target.embed_weight, target.hidden_size
-        known_BPF = self.newest_BPF[:, : self.rows.longest - self.own.longest]
-        width = (known_BPF.shape[-1] - 2 * size) // 2
-        embedded_BPM, *angles, states_BPM = known_BPF.split((size, width, width, size), dim=-1)
-        following_BPM = torch.cat((embedded_BPM[:, 1:], embed_VM[anchors_B][:, None]), dim=1)
-        hidden_BM = self._pass(following_BPM, states_BPM, angles)
-        self._end_with_rows()
-        tokens: list[Tensor] = []
-        for place in range(self.use.block_size - 1):
-            if place:
-                position_B1 = (self.rows.length_B + self.offset_B + place - 1)[:, None]
-                angles = target.model.get_decoder().rotary_emb(hidden_BM, position_B1)
-                hidden_BM = self._pass(embed_VM[tokens[-1]][:, None], hidden_BM[:, None], angles)
-            logits_BV = hidden_BM @ target.head_weight.T
-            check(logits_BV[:, None])
-            tokens.append(choice.next(logits_BV, place))
-        return Proposal(torch.stack(tokens, dim=1))
-
-    def _end_with_rows(self) -> None:
-        """Take the columns of all tokens that the target has verified as final; later passes write over the others."""
-        self.own.end_B, self.own.longest = self.rows.end_B, self.rows.longest
-
-    def _pass(self, embedded_BPM: Tensor, states_BPM: Tensor, rope: Sequence[Tensor]) -> Tensor:
-        """The state m of the last of the next columns, [B, M], in chunks whose masks take at most MOST_BYTES."""
-        count = embedded_BPM.shape[1]
-        most = max(LEAST_CHUNK, MOST_BYTES // ((self.own.longest + count) * MASK_BYTES))
-        given = zip(*(each.split(most, dim=1) for each in (embedded_BPM, states_BPM, *rope)), strict=True)
-        for embedded, states, cos, sin in given:
-            mask = causal_mask(self.own, embedded.shape[1])
-            hidden_BPM = self.head(embedded, states, (cos, sin), mask, self.cache)
-            self.own.advance(torch.full_like(self.own.end_B, embedded.shape[1]))
-        return hidden_BPM[:, -1]

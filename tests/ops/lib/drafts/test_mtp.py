@@ -19,7 +19,7 @@ from mtp_cases import (
 from safetensors.torch import load_file, save_file
 
 from dsl.errors import DataError
-from ops.lib.drafts.decoding import mtp
+from ops.lib.drafts.decoding import chain
 from ops.lib.drafts.decoding.decode_batch import DecodeSettings, decode_plain_batch, decode_speculative_batch
 from ops.lib.drafts.decoding.mtp import MtpHead
 
@@ -56,8 +56,8 @@ def test_long_prompts_in_chunks_are_proposed_for_as_in_one_pass(case, monkeypatc
         passes.append(embedded.shape[1])
         return forward(self, embedded, *given)
 
-    monkeypatch.setattr(mtp, "MOST_BYTES", 1)
-    monkeypatch.setattr(mtp, "LEAST_CHUNK", 5)
+    monkeypatch.setattr(chain, "MOST_BYTES", 1)
+    monkeypatch.setattr(chain, "LEAST_CHUNK", 5)
     monkeypatch.setattr(MtpHead, "forward", counted)
     found = decode_speculative_batch(target, head, samples, SETTINGS, USE)
     assert [(one.tokens, one.accepted) for one in whole] == [(one.tokens, one.accepted) for one in found]
