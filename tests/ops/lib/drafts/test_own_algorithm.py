@@ -181,7 +181,7 @@ def test_its_code_is_part_of_the_keys_of_what_uses_it(written):
 @pytest.mark.parametrize(
     ("old", "new", "place", "message"),
     [
-        ('drafts = ["slot_bias/"]', "", "node.train.algorithm", 'there is no "slot_bias"'),
+        ('drafts = ["slot_bias/"]', "", "node.train.algorithm", 'there is no algorithm "slot_bias"'),
         ('drafts = ["slot_bias/"]', 'drafts = ["other/"]', "pipeline.drafts", "there is no folder"),
         ('"slot_bias/"', '"slot_bias/", "json/"', "pipeline.drafts", "would hide Python's own module json"),
         ('"slot_bias/"', '"slot_bias/", "dspark/"', "pipeline.drafts", '"dspark" comes with dflow'),
