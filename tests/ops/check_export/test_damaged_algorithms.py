@@ -140,7 +140,12 @@ FIELDS = {
         ['there is no algorithm "domino"'],
         "does not read it",
     ),
-    "an algorithm that is no name": ("dspark", put("dflow", algorithm=3), ['there is no algorithm "3"'], "does not read it"),
+    "an algorithm that is no name": (
+        "dspark",
+        put("dflow", algorithm=3),
+        ['there is no algorithm "3"'],
+        "does not read it",
+    ),
     "DSpark as plain DFlash": ("dspark", plain, ["architectures must be"], "drops both heads, in silence"),
     "the other layout": (
         "dspark",
