@@ -155,9 +155,9 @@ def _sides(arguments: argparse.Namespace) -> list[Side]:
         sides.append(Side(SPECULATORS, peer, python=python))
         if arguments.algorithms:
             sides += [Side(other, peer, algorithms[name], python) for name, other in PEERS.items()]
+    own = {CHUNKED: (), **algorithms}
     for package, peers in (("specforge", SPECFORGE), ("modelopt", MODELOPT)):
         if arguments.algorithms and find_spec(package):
-            own = {CHUNKED: (), **algorithms}
             sides += [Side(name, f"benchmarks.sides.{package}_peer", own[side]) for side, name in peers.items()]
     return [side for side in sides if arguments.sides is None or side.name in arguments.sides]
 

@@ -80,7 +80,9 @@ def _rows(trials: Trials, decision: Decision) -> Iterator[tuple[str, ...]]:
 
 
 def _of_rival(name: str, rival: Rival) -> tuple[str, ...]:
-    speed = f"{rival.speedup:.2f} times as fast as plain decoding" if rival.speedup else UNKNOWN_SPEED.format(name)
+    speed = UNKNOWN_SPEED.format(name)
+    if rival.speedup is not None:
+        speed = f"{rival.speedup:.2f} times as fast as plain decoding"
     why = f"{'the target has' if name == 'mtp' else 'you have'} it already; {speed}"
     values = f"block_size = {rival.block_size}"
     return RIVALS[name], values, "", *_figures(rival.ranked), f"{rival.ranked.seconds:.0f}", why

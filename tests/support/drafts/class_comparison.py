@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ops.artifacts import Draft
-from ops.lib.drafts.algorithms import part_of
+from ops.lib.drafts.algorithms import ReadsContext, part_of
 from ops.lib.drafts.backbone.load import load_draft
 from ops.lib.drafts.block_context import BlockContext
 from ops.lib.drafts.decoding.sampling import GreedyChoice
@@ -89,6 +89,6 @@ def blocks(published: Published, made: Draft, dtype: torch.dtype, context: int =
         found = own.propose(block[0], embed[config.mask_token_id], own.context_kv(joined, torch.arange(context)))
         propose = part_of(config.algorithm, "model:propose")
         context = BlockContext(embed, own.context_feature(joined[-1:]), torch.tensor([True]))
-        around = (context,) if getattr(config.algorithm, "reads_context", False) else ()
+        around = (context,) if isinstance(config.algorithm, ReadsContext) else ()
         proposal = propose(own, found[None], found[None] @ head.T, torch.tensor([ANCHOR]), GreedyChoice(), *around)
     return theirs, Block(found, proposal.tokens_BD[0].tolist())

@@ -81,7 +81,6 @@ def test_loss_and_gradients_are_those_of_modelopts_training_in_float64(name):
     mask_BT[1, 6:] = 0  # a sample whose answer ends inside a block
     anchors_BN = (torch.arange(N) * K).expand(B, N)
 
-    widths = (case.config.rms_norm_eps, case.weights["hidden_norm.weight"], case.weights["fc.weight"])
     names = [name for name in case.weights if name.startswith("lilicorr.")]
 
     theirs = SimpleNamespace(
@@ -94,9 +93,9 @@ def test_loss_and_gradients_are_those_of_modelopts_training_in_float64(name):
         dflash_lilicorr_margin=options.margin,
         _base_model_embeddings=nn.Embedding.from_pretrained(case.embed_VM),
     )
-    for method in ("_block_targets", "_compute_lilicorr_loss", "_distractor_penalty", "_candidate_target_logits"):
+    terms = ("_compute_lilicorr_loss", "_distractor_penalty", "_candidate_target_logits", "_lattice_metrics")
+    for method in ("_block_targets", *terms):
         setattr(theirs, method, getattr(HFLiLiCorrModel, method).__get__(theirs))
-    theirs._lattice_metrics = HFLiLiCorrModel._lattice_metrics.__get__(theirs)
     leaves = [hidden_BNKM.clone().requires_grad_(), features_BTF.clone().requires_grad_()]
     own = dict(module.named_parameters())
     with Widened():
@@ -115,8 +114,8 @@ def test_loss_and_gradients_are_those_of_modelopts_training_in_float64(name):
 
     weights = {name: weight.clone().requires_grad_(name in names) for name, weight in case.weights.items()}
     leaves = [hidden_BNKM.clone().requires_grad_(), features_BTF.clone().requires_grad_()]
-    eps, of_norm, of_fc = widths
-    context_BTM = F.rms_norm(leaves[1] @ of_fc.T, (M,), of_norm, eps)
+    projected_BTM = leaves[1] @ case.weights["fc.weight"].T
+    context_BTM = F.rms_norm(projected_BTM, (M,), case.weights["hidden_norm.weight"], case.config.rms_norm_eps)
     last_NM = F.pad(context_BTM, (0, 0, 1, 0))[:, :-1].gather(1, anchors_BN[..., None].expand(-1, -1, M)).flatten(0, 1)
     inside = F.pad(mask_BT, (0, N * K - T)).view(B * N, K).bool()
     inside[:, 0] = False
